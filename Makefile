@@ -124,7 +124,7 @@ soak: $(PROGRAMS) store   ## the service under faults and kills (RUNS=300 SECOND
 slurm: $(PROGRAMS) store   ## scripts/slurm on a cluster of this machine, where Slurm is installed
 	$(PYTHON) tests/slurm/run.py --build $(BUILD) $(if $(REPORT),--report $(REPORT))
 
-systemd: $(PROGRAMS) store   ## the unit under a systemd in a container, where that can be booted (RESULT=F.json)
+systemd: $(PROGRAMS) store   ## the unit under a systemd in a container, where one boots (RESULT=F.json)
 	$(PYTHON) tests/systemd/run.py --build $(BUILD) $(if $(RESULT),--out $(RESULT))
 
 attacks: $(PROGRAMS)   ## every attack on the verdict must be rejected (ATTACKS='row  3|control' picks)

@@ -3,7 +3,7 @@
 _kernel_agent()
 {
     local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]} choices=
-    local commands="batch bench cancel check differentiate doctor inspect logs prompt run serve status store submit verify"
+    local commands="batch bench cancel check differentiate doctor inspect logs prompt retry run serve status store submit verify"
     local options="--file-path --out --sweep --path --resume --store --topk --min-sim --rag-exclude --no-retrieval --no-lessons --backend
         --base-url --model --reasoning-effort --api-key-file --context-tokens --llm-timeout --draft --no-wait
         --prompts --max-iters --candidates --patience-parity --patience-perf --min-rel-impr --max-tokens
@@ -33,7 +33,7 @@ _kernel_agent()
             return ;;
         --function | --topk | --min-sim | --rag-exclude | --base-url | --model | --context-tokens | \
         --llm-timeout | --max-* | --candidates | --patience-* | --min-rel-impr | --price-* | --deadline | --gpus | --children | --compile-cache-mb | --jobs | --priority | --seconds | \
-        --rate | --keep-* | --changed-since | --part | logs | status | cancel)
+        --rate | --keep-* | --changed-since | --part | logs | status | cancel | retry)
             return ;;
     esac
     if [[ -n $choices ]]; then

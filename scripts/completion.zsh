@@ -14,6 +14,7 @@ commands=(
     'submit:a file to the service'
     'status:runs of the service'
     'cancel:a run of the service'
+    'retry:a run of the service that has ended, once more'
     'logs:what happened in a run of the service'
     'serve:a queue of runs behind an HTTP API'
     'store:the store of pairs'

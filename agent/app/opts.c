@@ -131,7 +131,7 @@ static const struct option_row rows[] = {
      "serve: submit forward files below a folder, again when they change"},
     {"priority", NULL, INT, AT(priority), "0", -1000, 1000, NULL, "N", "submit: larger ones go first"},
     {"wait", NULL, FLAG, AT(wait), "false", 0, 0, NULL, NULL,
-     "submit: until the run has ended, with its exit code"},
+     "submit, retry: until the run has ended, with its exit code"},
     {"follow", NULL, FLAG, AT(follow), "false", 0, 0, NULL, NULL, "logs: until the run has ended"},
     {"changed-since", NULL, TEXT, AT(changed_since), NULL, 0, 0, NULL, "REV",
      "batch: only files that differ from a revision (git), or may import what does"},

@@ -38,6 +38,7 @@ static const char usage[] =
     "  kernel-agent submit FILE [--wait]           a file to the service\n"
     "  kernel-agent status [ID]                    the runs of the service, or one of them\n"
     "  kernel-agent cancel ID                      one that is queued or runs\n"
+    "  kernel-agent retry ID [--wait]              one that has ended, once more from the beginning\n"
     "  kernel-agent logs ID [--follow]             what happened in one of them\n"
     "  kernel-agent inspect FILE                   what is understood of a forward file\n"
     "  kernel-agent check FILE... [--junit OUT]    the full verdict on a backward that exists already: a "
@@ -79,6 +80,7 @@ static int missing_word(const char *command)
     const char *word = strcmp(command, "batch") == 0    ? "DIR"
                        : strcmp(command, "verify") == 0 ? "RUN"
                        : strcmp(command, "cancel") == 0 ? "ID"
+                       : strcmp(command, "retry") == 0  ? "ID"
                        : strcmp(command, "logs") == 0   ? "ID"
                                                         : "FILE";
     struct ka_err err;
@@ -220,7 +222,8 @@ static int run_command(const char *name, struct ka_opts *opts, const char **word
         return ka_client_main(opts, name, word);
     if (!word)
         return missing_word(name);
-    if (strcmp(name, "submit") == 0 || strcmp(name, "cancel") == 0 || strcmp(name, "logs") == 0)
+    if (strcmp(name, "submit") == 0 || strcmp(name, "cancel") == 0 || strcmp(name, "retry") == 0 ||
+        strcmp(name, "logs") == 0)
         return ka_client_main(opts, name, word);
     if (strcmp(name, "batch") == 0)
         return ka_batch_main(opts, word);
@@ -237,7 +240,7 @@ static bool is_command(const char *word)
 {
     static const char *const names[] = {"run",           "batch",  "inspect", "check", "verify",
                                         "differentiate", "prompt", "bench",   "serve", "submit",
-                                        "status",        "cancel", "logs"};
+                                        "status",        "cancel", "retry",   "logs"};
     for (size_t i = 0; i < KA_COUNT(names); i++)
         if (strcmp(names[i], word) == 0)
             return true;

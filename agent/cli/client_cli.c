@@ -239,6 +239,10 @@ static json_t *carry_out(const struct client *client, const char *command, const
         return show_log(client, word, err);
     if (strcmp(command, "cancel") == 0)
         return ask_of(client, word, "/cancel", "", err);
+    if (strcmp(command, "retry") == 0) {
+        json_t *run = ask_of(client, word, "/retry", "", err);
+        return client->opts->wait ? wait_for(client, run, err) : run;
+    }
     return word ? ask_of(client, word, "", NULL, err) : ask(client, "/v1/runs?limit=1000", NULL, err);
 }
 

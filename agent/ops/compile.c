@@ -107,7 +107,7 @@ static void on_toolchain(void *arg, const struct ka_op_result *result)
     struct ka_compile *c = task->compile;
     task->op = NULL;
     task->busy = false;
-    if (!c->app->cache_asked)
+    if (!c->app->cache_asked && result->child->error != -ECANCELED)
         open_cache(c->app, json_string_value(json_object_get(result->doc, "toolchain")));
     go_on(c);
 }

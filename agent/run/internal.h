@@ -17,7 +17,7 @@
  *     retrieve.c        the store
  *     ask.c             prompts, model or mailbox, answers to candidates
  *     racing.c          on a GPU: a candidate timed beside the best
- *     check.c           scan, candidate, oracle, comparison, facts
+ *     check*.c          scan, candidate, oracle, comparison, facts, the verdict's way into the record
  *     result.c          the result object
  *     folder.c          what a run's folder is called
  *     finish.c          pair and reports

@@ -201,6 +201,25 @@ static void get_result(struct ka_api *api, struct ka_call *call, const char *id)
         ka_call_reply(call, &reply);
 }
 
+/* What `kernel-agent bench` left in the run's folder, once it was asked to time the pair there. */
+static void get_bench(struct ka_api *api, struct ka_call *call, const char *id)
+{
+    KA_AUTO_BUF struct ka_buf text = {0};
+    struct ka_err err;
+    const struct ka_entry *entry = find(api, call, id);
+    if (!entry)
+        return;
+    KA_AUTO_FREE char *path = entry->folder ? ka_path_join(entry->folder, "bench.json") : NULL;
+    int rc = path ? ka_file_read(path, FILE_MAX, &text, &err) : -ENOENT;
+    const struct ka_reply none = {.status = 204};
+    const struct ka_reply reply = {
+        .status = 200, .type = "application/json", .body = ka_buf_str(&text), .len = text.len};
+    if (rc && rc != -ENOENT)
+        refuse(call, rc, &err);
+    else
+        ka_call_reply(call, rc ? &none : &reply);
+}
+
 static void get_pair(struct ka_api *api, struct ka_call *call, const char *id)
 {
     KA_AUTO_BUF struct ka_buf text = {0}, pair = {0};
@@ -347,6 +366,7 @@ static const struct route {
     {"DELETE", "/v1/runs/*", delete_run},
     {"GET", "/v1/runs/*/result", get_result},
     {"GET", "/v1/runs/*/pair", get_pair},
+    {"GET", "/v1/runs/*/bench", get_bench},
     {"GET", "/v1/runs/*/events", get_run_events},
     {"GET", "/v1/events", get_events},
     {"POST", "/v1/runs/*/cancel", post_cancel},

@@ -1,14 +1,15 @@
-"""`submit`, `status` and `cancel` ask the service of the state folder, or of an address."""
+"""`submit`, `status`, `cancel` and `retry` ask the service of the state folder, or of an address."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from conftest import Agent
 from files import FORWARD, SMALL
-from service import ASKS, Service, asked
+from service import ASKS, Service, answer, asked
 from service import serve as serve  # a fixture
 
 TOKEN = "0123456789abcdef-token"
@@ -49,7 +50,9 @@ def test_submitted_file_is_verified(agent: Agent, serve: Callable[..., Service],
     assert unusable.code == 3 and "unusable" in unusable.out
 
 
-def test_cancelled_run_is_told(agent: Agent, serve: Callable[..., Service], forward: Path) -> None:
+def test_cancelled_run_is_told_and_tried_again(
+    agent: Agent, serve: Callable[..., Service], forward: Path
+) -> None:
     serve(*ASKS)
     run = agent("submit", forward, "--state", "state", "--json").result
     assert run["state"] == "queued"
@@ -58,6 +61,15 @@ def test_cancelled_run_is_told(agent: Agent, serve: Callable[..., Service], forw
     assert ended.code == 0 and "cancelled" in ended.out
     again = agent("cancel", run["id"], "--state", "state")
     assert again.code == 2 and "is cancelled" in again.err and "HTTP 409" in again.err
+    waiting = agent.start("retry", run["id"], "--state", "state", "--wait", "--json")
+    asked(agent, 2)
+    early = agent("retry", run["id"], "--state", "state")
+    assert early.code == 2 and "only one that has ended can be" in early.err
+    answer(agent, 2)
+    said, err = waiting.communicate()
+    assert waiting.returncode == 0, err
+    once_more = json.loads(said)
+    assert (once_more["verdict"], once_more["attempt"]) == ("verified", 2)
 
 
 def test_port_is_asked_with_the_token_and_past_any_proxy(
@@ -83,6 +95,7 @@ def test_what_cannot_be_asked_is_said(agent: Agent, serve: Callable[..., Service
         (("status", "../x"), "is no run's id"),
         (("status", "0" * 16), "there is no such run"),
         (("cancel",), "ID is missing"),
+        (("retry",), "ID is missing"),
         (("submit", "nowhere.py"), "nowhere.py"),
         (("submit", str(forward), "--out", "x"), "'out' is not for clients to set"),
     ):

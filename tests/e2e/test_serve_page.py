@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import base64
+import fcntl
 import hashlib
+import json
+import os
 import re
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from browser import Browser
@@ -118,6 +122,68 @@ def test_run_is_followed_from_its_file_to_its_verdict(
     browser.open(f"http://{guarded.address}/")
     browser.shows("1 verified")
     assert all(MISSING in line for line in browser.complaints())
+
+
+def times(ours: float, eager: float, compiled: float) -> dict[str, Any]:
+    subjects = {"ours": ours, "eager": eager, "compile": compiled}
+    return {
+        "floor_ms": ours / 2,
+        "subjects": {name: {"alone": {"median_ms": ms}} for name, ms in subjects.items()},
+    }
+
+
+BENCH = {
+    "shapes": [
+        {"dims": {"M": 4, "N": 24}, "passes": {"bwd": times(0.5, 2.0, 1.0), "fwd": times(0.25, 0.75, 0.5)}},
+        {"dims": {"M": 3, "N": 33, "name": MARKUP}, "passes": {"bwd": times(0.625, 1.25, 1.5)}},
+    ],
+    "geomean": {"bwd": {"alone": {"eager": {"ratio": 2.83}, "compile": {"ratio": 2.19}}}},
+}
+
+
+def test_benchmark_of_a_run_is_plotted(agent: Agent, guarded: Service, browser: Browser) -> None:
+    run = guarded.ask("POST", "/v1/runs", {"source": FORWARD}, token=TOKEN).doc["id"]
+    answer_with(agent, fenced(BACKWARD), 1)
+    enter(browser, guarded)
+    browser.script("location.hash = arguments[0]", f"#/runs/{run}")
+    browser.shows("verified", "h1 + .state")
+    path = f"/v1/runs/{run}"
+    assert guarded.ask("GET", f"{path}/bench", token=TOKEN).status == 204
+    folder = Path(guarded.ask("GET", path, token=TOKEN).doc["folder"])
+    (folder / "bench.json").write_text(json.dumps(BENCH))
+    assert guarded.ask("GET", f"{path}/bench", token=TOKEN).doc == BENCH
+    browser.open("about:blank")
+    browser.open(f"http://{guarded.address}/#/runs/{run}")
+    speed = "section[aria-label=Speed]"
+    browser.shows("2.83\N{MULTIPLICATION SIGN} as fast as eager, 2.19\N{MULTIPLICATION SIGN} as fast", speed)
+    browser.shows("0.500", f"{speed} tr:has(td)")
+    assert browser.script(f'return document.querySelectorAll("{speed} circle.ours").length') == 2
+    ours, eager = (
+        browser.script(f"return Number(document.querySelector('{speed} {mark}').getAttribute('cx'))")
+        for mark in ("circle.ours", "circle.eager")
+    )
+    assert ours < eager
+    browser.click("[data-key='pass fwd']")
+    browser.shows("0.250", speed)
+    assert browser.script(f'return document.querySelectorAll("{speed} circle.ours").length') == 1
+    browser.look(360, 740, "light")
+    assert browser.script("return document.documentElement.scrollWidth") <= 360
+    assert browser.script("return window.hit ?? null") is None
+    assert all(MISSING in line for line in browser.complaints())
+
+
+def test_machine_shows_who_uses_each_gpu(
+    agent: Agent, serve: Callable[..., Service], browser: Browser
+) -> None:
+    agent.env["XDG_RUNTIME_DIR"] = str(agent.folder)
+    service = serve(*ASKS, "--device", "cuda", "--gpus", "0,1")
+    with (
+        forwarded(service) as (address, _),
+        (agent.folder / f"kernel-agent-bench-{os.getuid()}-1.lock").open("a+") as lock,
+    ):
+        fcntl.lockf(lock, fcntl.LOCK_EX)
+        browser.open(f"http://{address}/#/machine")
+        browser.shows("0: 0 runs, 0 children\n1: 0 runs, 0 children, a benchmark has it alone")
 
 
 def test_what_others_wrote_is_text(agent: Agent, guarded: Service, browser: Browser) -> None:

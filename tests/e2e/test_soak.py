@@ -22,3 +22,4 @@ def test_short_soak_loses_and_doubles_nothing(tmp_path: Path) -> None:
     result = json.loads(out.read_text())
     assert done.returncode == 0 and result["problems"] == [], result
     assert result["runs"] == 6 and sum(result["faults"].values()) == 3 and result["kills"] >= 1
+    assert result["cancelled"] == 0

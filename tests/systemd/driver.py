@@ -1,5 +1,5 @@
-"""Runs in the container as root: starts, watches, reloads, kills and stops the service by systemctl, and writes
-what it saw into found.json. run.py says how it gets here."""
+"""Runs in the container as root: starts, watches, reloads, kills and stops the service by systemctl, and
+writes what it saw into found.json. run.py says how it gets here."""
 
 from __future__ import annotations
 

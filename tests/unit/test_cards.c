@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "agent/app/gpus.h"
 #include "agent/io/cards.h"
 #include "base/files.h"
 
@@ -56,6 +57,20 @@ static void cards__names__are_told_apart(void **state)
     assert_int_equal(ka_cards_count(cards), 1);
     assert_null(ka_cards_name(cards, 0));
     ka_cards_free(cards);
+}
+
+static void names__of_the_environment__are_what_cuda_makes_of_them(void **state)
+{
+    static const char *const pairs[][2] = {{"6,2", "6,2"}, {"3, 1", "3,1"}, {"0,-1,2", "0"},
+                                           {"-1", ""},     {"", ""},        {"GPU-1a", "GPU-1a"}};
+    (void)state;
+    for (size_t i = 0; i < KA_COUNT(pairs); i++) {
+        setenv("CUDA_VISIBLE_DEVICES", pairs[i][0], 1);
+        KA_AUTO_FREE char *found = ka_gpus_names(NULL), *asked = ka_gpus_names("7");
+        assert_string_equal(found, pairs[i][1]);
+        assert_string_equal(asked, "7");
+    }
+    unsetenv("CUDA_VISIBLE_DEVICES");
 }
 
 static void cards__runs__are_spread_evenly(void **state)
@@ -209,6 +224,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(cards__names__are_told_apart),
+        cmocka_unit_test(names__of_the_environment__are_what_cuda_makes_of_them),
         cmocka_unit_test(cards__runs__are_spread_evenly),
         cmocka_unit_test(cards__children__are_limited_on_each),
         cmocka_unit_test(card__that_is_seized__is_nobody_elses),
