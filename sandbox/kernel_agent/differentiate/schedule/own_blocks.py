@@ -19,7 +19,7 @@ from ..read.trace import Blocks as Sizes
 from ..read.trace import Site, program_axes
 from ..reverse import running_maxima
 
-# Rows, columns, warps. Attention of 64 half numbers a head compiles for sm_90 without spills, but for the last.
+# Rows, columns, warps. For heads of 64 half numbers, sm_90 spills nothing in the first two, some in the last.
 OFFERED = ((64, 64, 4), (64, 128, 8), (128, 64, 8), (128, 128, 8), (64, 128, 4))
 
 
