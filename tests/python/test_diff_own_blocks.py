@@ -57,7 +57,7 @@ def test_blocks_that_divide_no_rows_of_the_traced_call__are_the_forwards() -> No
 
 def test_tuner__is_offered_blocks_before_warps() -> None:
     result = draft(ATTENTION, TRACED)
-    assert offered(result)[0] == {"BLOCK_M": 64, "BLOCK_N": 128, "num_warps": 4}
+    assert offered(result)[0] == {"BLOCK_M": 64, "BLOCK_N": 64, "num_warps": 4}
     assert all(config["BLOCK_M"] == 64 for config in offered(result))  # what divides the forward's
 
 

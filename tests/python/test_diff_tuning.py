@@ -17,8 +17,8 @@ def test_menu__offers_warps_and_the_forwards_own_list() -> None:
     assert {"num_warps": 4} in configs
 
 
-def test_menu__offers_no_block_size_that_the_stub_computes() -> None:
-    for name in ("softmax", "matmul", "attention"):
+def test_menu__offers_no_block_size_that_something_may_hang_on() -> None:
+    for name in ("softmax", "matmul"):
         dims = {"M": 3, "N": 37, "K": 20, "B": 1, "H": 1, "D": 16, "causal": True, "leaky": False}
         configs = draft(ROOT / f"examples/{name}.py", dims)["report"]["configs"]
         assert configs
