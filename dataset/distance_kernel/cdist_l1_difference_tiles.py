@@ -5,10 +5,10 @@ Backward   dx_if = sum_j sign(x_if - y_jf) dd_ij,  dy_jf = sum_i sign(y_jf - x_i
 
 Forward schedule: a program owns a tile of d and walks the features, a few at a time: |x - y| is no product,
 so a tile (i, j, feature) of differences is made in registers and summed over its features.
-Backward schedule: a sign is no product either, and it depends on all three indices, so nothing of the
-forward is worth saving: it is one comparison of two numbers that have to be read anyway. The gradients
-differ in what they sum over: the owner of (i, feature) walks j, the owner of (j, feature) walks i. One kernel
-serves both, with the strides of dd exchanged; since sign is odd, "own minus other" is right on both sides.
+Backward schedule: a sign is no product either, and it depends on all three indices, so nothing of the forward
+is worth saving: it is one comparison of two numbers that have to be read anyway. The gradients differ in what
+they sum over: the owner of (i, feature) walks j, the owner of (j, feature) walks i. One kernel serves both,
+with the strides of dd exchanged; since sign is odd, "own minus other" is right on both sides.
 
 op: cdist_l1
 schedule: swap_owner

@@ -5,12 +5,12 @@ Backward   with G_ij = dK_ij K_ij:
            dx_if = -sum_j G_ij u_ijf / l_f,   dy_jf = sum_i G_ij u_ijf / l_f,
            dl_f = sum_ij G_ij u_ijf^2 / l_f,  dv = sum_ij dK_ij E_ij
 
-Forward schedule: a program owns a tile of K. The inputs of such models are few, so the features are one
-tile, and u is made from differences: |x|^2 + |y|^2 - 2 <x, y> would lose near points, which matter most.
+Forward schedule: a program owns a tile of K. The inputs of such models are few, so the features are one tile,
+and u is made from differences: |x|^2 + |y|^2 - 2 <x, y> would lose near points, which matter most.
 Backward schedule: E is rebuilt from the inputs, cheaper than to read it, and exact where v = 0. The owner of
 rows i walks j, with dx in registers; the u that it needs for dx is all that dl needs too, so it squares it in
-passing, and one partial (D + 1 numbers, dv last) a row tile is left for a second kernel. Only dy changes
-the ownership: columns j, walking i.
+passing, and one partial (D + 1 numbers, dv last) a row tile is left for a second kernel. Only dy changes the
+ownership: columns j, walking i.
 
 op: rbf_kernel
 schedule: swap_owner, partials_then_reduce, recompute_from_stats

@@ -68,7 +68,7 @@ def crf_forward(e, w, tags, tokens):
     if w.shape != (L, L) or tags.shape != (B, T) or not 1 <= L <= 128 or T < 1:
         raise ValueError("need e (B, T, L), w (L, L), tags (B, T), of 1 to 128 tags")
     a, loss = torch.empty_like(e), torch.empty(B, device=e.device, dtype=torch.float32)
-    blocks = {"BLOCK": triton.next_power_of_2(L), "num_warps": 8 if L > 64 else 4}
+    blocks = {"BLOCK": triton.next_power_of_2(L), "num_warps": 16 if L > 64 else 4}
     crf_kernel[(B,)](e, w, tags, tokens, a, loss, T, L, **blocks)
     return loss, a
 
@@ -161,7 +161,7 @@ class CRFNLL(torch.autograd.Function):
         (B, T, L), needs = a.shape, ctx.needs_input_grad
         de, dw = torch.empty_like(a), torch.empty_like(w)
         part = torch.empty((B, L, L), device=w.device, dtype=torch.float32)
-        blocks = {"BLOCK": triton.next_power_of_2(L), "num_warps": 8 if L > 64 else 4}
+        blocks = {"BLOCK": triton.next_power_of_2(L), "num_warps": 16 if L > 64 else 4}
         crf_backward_kernel[(B,)](w, tags, tokens, a, dl.contiguous(), de, part, T, L, **blocks)
         if needs[1]:
             sum_parts_kernel[(triton.cdiv(L * L, 64),)](part, dw, B, L * L, BLOCK_P=32, BLOCK=64)

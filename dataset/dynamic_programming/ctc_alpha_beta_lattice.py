@@ -16,10 +16,10 @@ largest number is moved to Z each step, so that a stays small and keeps its digi
 is.
 Backward schedule: the same owner walks back in time. The posterior follows from a alone: a second table b,
 with g = e^{a + b - Z}, would sum as many logarithms again, and its rounding errors. Only g leaves the walk; n
-and g pass to the neighbours through two rows of scratch.
-What remains is independent for each (t, utterance), so a grid of rows writes dx. A label that occurs twice
-has two states for one class; scattering them would need atomics, so the owner of classes compares them with
-all labels and sums what matches, which also stores each number once. Log-probabilities are never stored.
+and g pass to the neighbours through two rows of scratch. What remains is independent for each (t, utterance),
+so a grid of rows writes dx. A label that occurs twice has two states for one class; scattering them would
+need atomics, so the owner of classes compares them with all labels and sums what matches, which also stores
+each number once. Log-probabilities are never stored.
 
 op: ctc_loss
 schedule: reverse_scan, recompute_from_stats

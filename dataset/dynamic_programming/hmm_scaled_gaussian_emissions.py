@@ -12,9 +12,9 @@ Forward schedule: a program owns a sequence and walks time with A in registers. 
 logarithms: a step is a product of f with A and one division, not S^2 exponentials; f and c are stored.
 Backward schedule: the same owner walks back; f b needs no normalising, the c of the forward did it. e is
 rebuilt from x. The sums over time stay in registers: f w^T is added up without A, which multiplies once at
-the end, and for means two sums are enough, sum g x and sum g. The parameters belong to all sequences: each
-stores its part, and a second kernel adds the parts. The softmax of a row is corrected in the part already, as
-it is linear.
+the end, and for the means the pull g (x - m) that dx needs as well. The parameters belong to all sequences:
+each stores its part, and a second kernel adds the parts. The softmax of a row is corrected in the part
+already, as it is linear.
 
 op: hmm_log_likelihood
 schedule: reverse_scan, partials_then_reduce
@@ -81,7 +81,8 @@ def tiling(m):
     S, D = m.shape
     if not 1 <= S <= 64 or not 1 <= D <= 64:
         raise ValueError(f"{S} states of {D} numbers: both must be from 1 to 64")
-    return {"BLOCK_S": triton.next_power_of_2(S), "BLOCK_D": triton.next_power_of_2(D)}
+    blocks = {"BLOCK_S": triton.next_power_of_2(S), "BLOCK_D": triton.next_power_of_2(D)}
+    return {**blocks, "num_warps": 8 if max(S, D) > 32 else 4}
 
 
 def hmm_forward(x, m, a, v, steps):

@@ -77,7 +77,8 @@ def tiling(s, w, u):
     L, K = s.shape[2], u.shape[0]
     if w.shape != (L, L) or u.shape[1] != L or not 1 <= L <= 64 or not 1 <= K <= 64:
         raise ValueError("need s (B, T, L), w (L, L), u (K, L), of at most 64 labels and durations")
-    return {"BLOCK_K": triton.next_power_of_2(K), "BLOCK_L": triton.next_power_of_2(L)}
+    blocks = {"BLOCK_K": triton.next_power_of_2(K), "BLOCK_L": triton.next_power_of_2(L)}
+    return {**blocks, "num_warps": 8 if L > 32 else 4}
 
 
 def semi_crf_forward(s, w, u, places):

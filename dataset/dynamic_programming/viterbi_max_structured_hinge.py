@@ -1,12 +1,10 @@
-"""Structured hinge: the score of the best tag sequence, less that of the right one, with a margin for each
-error.
+"""Structured hinge: the score of the best tag sequence, less that of the right one, with a margin.
 
-Forward    e'_tj = e_tj + c [y_t != j];  a_0j = e'_0j,  a_tj = e'_tj + max_i (a_t-1,i + W_ij),
-           the first i that is
-           largest is k_tj;  l = max_j a_n-1,j - sum_t e_t,y_t - sum_t W_y_t-1,y_t
+Forward    e'_tj = e_tj + margin [y_t != j];  a_0j = e'_0j,  a_tj = e'_tj + max_i (a_t-1,i + W_ij), where
+           k_tj is the first such i;   l = max_j a_n-1,j - sum_t e_t,y_t - sum_t W_y_t-1,y_t
 Backward   the best path q is piecewise constant: q_n-1 from the last maximum, q_t-1 = k_t,q_t.
-           de_tj = dl ([q_t = j] - [y_t = j]),   dW_ij = dl sum_t ([q_t-1 = i, q_t = j] - [y_t-1 = i, y_t =
-           j])
+           de_tj = dl ([q_t = j] - [y_t = j]),
+           dW_ij = dl sum_t ([q_t-1 = i, q_t = j] - [y_t-1 = i, y_t = j])
 
 Forward schedule: a program owns a sequence, has W in registers, walks the tokens, and stores one pointer for
 each (token, tag) and the last tag of the best path; no a is stored.

@@ -67,7 +67,7 @@ def sinkhorn_kernel(
 
 def tiling(x):
     N, M = x.shape[1:]
-    if not 1 <= N * M or max(N, M) > 64:
+    if N < 1 or M < 1 or max(N, M) > 64:
         raise ValueError(f"matrices of {N} x {M}: at most 64 x 64 fit in registers")
     BLOCK_N, BLOCK_M = triton.next_power_of_2(N), triton.next_power_of_2(M)
     return {"BLOCK_B": max(1, 1024 // (BLOCK_N * BLOCK_M)), "BLOCK_N": BLOCK_N, "BLOCK_M": BLOCK_M}
