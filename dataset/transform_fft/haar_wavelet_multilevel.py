@@ -29,7 +29,7 @@ def autodiff(inputs_require_grad=()):  # marks the stub for kernel-agent
 
 @triton.jit
 def level_kernel(a_ptr, coarse_ptr, y_ptr, M, N, half, last, BLOCK: tl.constexpr):
-    """One level of all rows: 2 half numbers a row in, half to `coarse` (or y, if it is the last), half to y."""
+    """One level of all rows: of 2 half numbers half go to `coarse` (to y at the last level) and half to y."""
     e = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = e < M * half
     row, i = e // half, e % half

@@ -1,16 +1,18 @@
 """Power spectrogram of a signal: windowed frames, a discrete Fourier transform, squared magnitudes.
 
-Forward    z_fn = w_n x_{f hop + n},  R_fk = sum_n z_fn cos(2 pi k n / L),  I_fk = sum_n z_fn sin(2 pi k n / L),
+Forward    z_fn = w_n x_{f hop + n},
+           R_fk = sum_n z_fn cos(2 pi k n / L),  I_fk = sum_n z_fn sin(2 pi k n / L),
            P_fk = R_fk^2 + I_fk^2  for k = 0 .. L / 2
 Backward   dz_fn = sum_k 2 dP_fk (R_fk cos(2 pi k n / L) + I_fk sin(2 pi k n / L)),
            dx_t = sum_f w_{t - f hop} dz_f,t-f hop  over the frames with 0 <= t - f hop < L
 
-Forward schedule: a program owns a tile of frames by frequencies and walks the samples of a frame: two products
-with cosines and sines made in registers. Frames overlap in x and are read where they lie, never copied apart.
-Backward schedule: R and I are rebuilt by the forward's products, in place of two saved spectrograms, and
-2 dP R, 2 dP I stored. A second kernel multiplies them with the same tables, transposed, and applies the window:
-dz. Frames that overlap would meet in x; the third kernel turns this around, a sample gathers from the ceil(L /
-hop) frames that hold it, so each sample is summed in one register and stored once, without atomics.
+Forward schedule: a program owns a tile of frames by frequencies and walks the samples of a frame: two
+products with cosines and sines made in registers. Frames overlap in x and are read where they lie, never
+copied apart.
+Backward schedule: R and I are rebuilt by the forward's products, in place of two saved spectrograms, and 2 dP
+R, 2 dP I stored. A second kernel multiplies them with the same tables, transposed, and applies the window:
+dz. Frames that overlap would meet in x; the third kernel turns this around, a sample gathers from the ceil(L
+/ hop) frames that hold it, so each sample is summed in one register and stored once, without atomics.
 
 op: power_spectrogram
 schedule: recompute_from_stats, gather_transpose
