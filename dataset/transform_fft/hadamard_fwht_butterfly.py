@@ -31,7 +31,7 @@ def hadamard_kernel(x_ptr, y_ptr, M, scale, N: tl.constexpr, STAGES: tl.constexp
     rows = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     offs = rows[:, None] * N + tl.arange(0, N)[None, :]
     x = tl.load(x_ptr + offs, mask=rows[:, None] < M, other=0.0).to(tl.float32)
-    for _ in tl.static_range(STAGES):
+    for _ in range(STAGES):
         a, b = tl.split(tl.reshape(x, [BLOCK, N // 2, 2]))
         x = tl.reshape(tl.permute(tl.join(a + b, a - b), [0, 2, 1]), [BLOCK, N])
     tl.store(y_ptr + offs, (x * scale).to(y_ptr.dtype.element_ty), mask=rows[:, None] < M)
@@ -43,8 +43,8 @@ def transform(x):
         raise ValueError(f"rows of {N}: the length must be a power of two from 2 to 16384")
     M, y = x.numel() // N, torch.empty_like(x)
     BLOCK = max(1, 1024 // N)
-    stages = N.bit_length() - 1
-    hadamard_kernel[(triton.cdiv(M, BLOCK),)](x, y, M, N**-0.5, N=N, STAGES=stages, BLOCK=BLOCK)
+    tiles = {"N": N, "STAGES": N.bit_length() - 1, "BLOCK": BLOCK, "num_warps": 8 if N > 4096 else 4}
+    hadamard_kernel[(triton.cdiv(M, BLOCK),)](x, y, M, N**-0.5, **tiles)
     return y
 
 
