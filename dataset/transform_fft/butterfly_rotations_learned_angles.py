@@ -54,7 +54,7 @@ def butterfly_kernel(x_ptr, t_ptr, y_ptr, M, N: tl.constexpr, STAGES: tl.constex
     rows = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     offs = rows[:, None] * N + tl.arange(0, N)[None, :]
     x = tl.load(x_ptr + offs, mask=rows[:, None] < M, other=0.0)
-    for stage in tl.static_range(STAGES):
+    for stage in range(STAGES):
         c, n = load_rotation(t_ptr, stage, N)
         a, b = halves(x, BLOCK, N)
         x = interleaved(c * a - n * b, n * a + c * b, BLOCK, N)
@@ -117,7 +117,7 @@ def butterfly_backward_kernel(
         offs = rows[:, None] * N + tl.arange(0, N)[None, :]
         x = tl.load(y_ptr + offs, mask=rows[:, None] < M, other=0.0)
         dx = tl.load(dy_ptr + offs, mask=rows[:, None] < M, other=0.0)
-        for step in tl.static_range(STAGES):
+        for step in range(STAGES):
             stage = STAGES - 1 - step
             c, n = load_rotation(t_ptr, stage, N)
             p, q = tl.split(tl.reshape(x, [BLOCK, N // 2, 2]))
