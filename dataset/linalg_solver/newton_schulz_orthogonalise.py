@@ -6,12 +6,12 @@ Backward   with G the gradient of X_k+1, D = G X_k^T that of B. A, and so B, is 
            dA = b D + c (D A + A D),   dX_k = a G + B G + (dA + dA^T) X_k.
            At last the norm:  dX = r (G - X_0 <G, X_0>)
 
-Forward schedule: matrices of heads or experts are small, so a program owns one and iterates in registers; K
-tiles and r are stored.
+Forward schedule: the matrices are small and many, so a program owns one and iterates in registers; K tiles
+and r are stored.
 Backward schedule: the same owner walks the iterates in reverse. Of a step X_k is loaded, A and B are rebuilt
 by two products, which is cheaper than storing them. The two places where X_k stands in A = X X^T share one
 product: dA and its transpose are added first, and since A is symmetric D A + A D needs no transposed copies.
-Seven products a step, where autograd, step by step, writes nine tensors; nothing leaves the registers but dX.
+Seven products a step, and nothing leaves the registers but dX.
 
 op: newton_schulz
 schedule: adjoint_solve, reverse_scan, recompute_from_stats
@@ -70,11 +70,11 @@ COEFFICIENTS = (3.4445, -4.775, 2.0315)  # a, b, c: all singular values come nea
 
 def tiling(x):
     R, C = x.shape[1:]
-    if not 1 <= R <= 64 or not 1 <= C <= 128:
-        raise ValueError(f"matrices of {R} x {C}: at most 64 x 128 fit one tile")
+    if not 1 <= R <= 32 or not 1 <= C <= 64:
+        raise ValueError(f"matrices of {R} x {C}: at most 32 x 64 fit in registers as products of float32")
     PRECISION = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
     blocks = {"BLOCK_R": max(16, triton.next_power_of_2(R)), "BLOCK_C": max(16, triton.next_power_of_2(C))}
-    return {"PRECISION": PRECISION, **blocks, "num_warps": 8 if R * C > 2048 else 4}
+    return {"PRECISION": PRECISION, **blocks, "num_warps": 8 if R * C > 512 else 4}
 
 
 def newton_schulz_forward(x, steps, eps):
@@ -102,7 +102,7 @@ def reference(x, steps=5, eps=1e-7):
     return x
 
 
-SWEEP = [{"Bt": 2048, "m": 64, "n": 128}, {"Bt": 4001, "m": 33, "n": 90}]
+SWEEP = [{"Bt": 8192, "m": 32, "n": 64}, {"Bt": 4001, "m": 19, "n": 50}]
 SWEEP_CPU = [{"Bt": 3, "m": 16, "n": 24}, {"Bt": 2, "m": 9, "n": 33}]
 
 
