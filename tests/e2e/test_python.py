@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -133,6 +134,8 @@ def test_doctor__lists_all_that_were_found(agent: Agent, tmp_path: Path):
     first, second, third, *_ = done.result["pythons"]
     assert done.result["python"] == first["path"] == str(REAL)
     assert first["chosen"] and first["usable"] and first["lacks"] is None and first["source"] == "--python"
+    for name in ("torch", "triton", "numpy"):
+        assert first[name] == metadata.version(name)  # pytest runs in the same environment
     assert second["found_at"] == str(bare) and not second["usable"] and not second["chosen"]
     assert second["lacks"] == "torch, Triton" and second["source"] == "$VIRTUAL_ENV"
     assert (

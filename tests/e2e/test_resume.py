@@ -124,7 +124,7 @@ def test_kill_in_every_phase_loses_nothing(
     # any phase.
     rest = endpoint([{"text": fenced(BACKWARD)}, {"text": "Nothing is left to gain."}], "--repeat")
     before = judged(run_dir)
-    assert len(before) >= len(said) - ("check" in name)
+    assert len(before) >= len(said) - 1  # the last verdict may have been on its way to the disk
     done = agent(*given, "--base-url", rest.url, "--resume")
     assert done.result["run_dir"] == str(run_dir)
     assert judged(run_dir)[: len(before)] == before
