@@ -327,7 +327,8 @@ def _part(fwd: Forward, plan: Scheduled, text: FunctionText, kernels: dict[str, 
     accumulated = {w.base.attrs["name"] for w in found if w.kind != "store"}
     lines = fwd.source.splitlines()
     layouts = [l for w in found for l in w.layouts] + [l for k in owner.kernels for l in k.layouts]
-    checks = [*map(text.check, layouts), *text.asked([one for w in found for one in w.asked])]
+    asked = [one for w in found for one in w.asked] + [one for k in owner.kernels for one in k.asked]
+    checks = [*map(text.check, layouts), *text.asked(list(dict.fromkeys(asked)))]
     part = Part(accumulated, list(dict.fromkeys(checks)), rows=plan.rows)
     text.saving |= {kept.buffer: kept for kept in plan.saved}
     text.saved |= dict.fromkeys(text.saving)

@@ -85,8 +85,8 @@ def _disjoint(
     if groups is None or entries is None:
         return "its address is not a sum of strides times indices"
     rows = packed.rows(affine, groups, mask, rank, region)
-    if rows.asked and any(c.op in ("select", "ifout", "where") for c, _ in conjuncts(mask, rank)):
-        return "a flag decides what its mask bounds"  # an extent may be a whole block, in other calls only
+    if rows.asked and asks_flags(mask, rank):
+        return "a flag decides what its mask bounds"
     every = rows.groups + rows.behind + entries
     known = determined(affine, every)
     if not packed.programs(affine, rows, known):
@@ -110,6 +110,11 @@ def _disjoint(
     if layouts is None or of_entries is None:
         return _unbounded(groups + entries)
     return Proof(text, layouts + of_entries, rows.asked)
+
+
+def asks_flags(mask: Node | None, rank: int) -> bool:
+    """Whether a flag decides what a mask bounds: an extent may be a whole block, in other calls only."""
+    return any(c.op in ("select", "ifout", "where") for c, _ in conjuncts(mask, rank))
 
 
 def _called(var: Var) -> str:

@@ -9,7 +9,7 @@ determine the program. Both are asked of the tensors before the launch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from ..ir.nodes import Node, Region, beneath, reachable, sides
@@ -58,11 +58,23 @@ class Packed:
     asked: list[Asked] = field(default_factory=list)
     open: list[Node] = field(default_factory=list)  # loaded numbers that have to be zero or more
 
+    def terms(self) -> set[frozenset]:
+        """Those of each dimension."""
+        return {frozenset(group.terms) for group in self.groups}
 
-def rows(affine: Affine, groups: list[Group], mask: Node | None, rank: int, region: Region | None) -> Packed:
-    """The same dimensions, with those of packed rows as one variable each."""
+
+def rows(
+    affine: Affine,
+    groups: list[Group],
+    mask: Node | None,
+    rank: int,
+    region: Region | None,
+    of: Callable[[Node], Node] = lambda condition: condition,
+) -> Packed:
+    """The same dimensions, with those of packed rows as one variable each. `of`: the conditions of branches in
+    the terms of the address."""
     found = Packed(list(groups))
-    bounds = list(_below_zero(affine, mask, rank, region))
+    bounds = list(_below_zero(affine, mask, rank, region, of))
     for form in bounds:
         for begin, end, rest in _sequences(affine, form):
             for at, group in enumerate(found.groups):
@@ -93,11 +105,12 @@ def programs(affine: Affine, packed: Packed, known: set) -> bool:
             tables.setdefault(table, set()).add(column)
             of[var.node] = table  # type: ignore[index]
     asked = set()
-    for (name, width, axis), columns in tables.items():
-        if len(columns) < width:
+    for (name, width, program), columns in tables.items():
+        axis = _axis(program)
+        if len(columns) < width or axis is None:
             continue
-        known.add(("pid", (axis,)))
-        asked.add((name, width, axis))
+        known.add((program.kind, program.key))
+        asked.add((name, width, program))
         packed.asked.append(Distinct(name, width, axis))
     return all(of.get(node) in asked for node in packed.open)
 
@@ -138,18 +151,26 @@ def _id(node: Node, axis: int) -> bool:
     return whole.op == "pid" and whole.attrs["axis"] == axis
 
 
-def _entry(affine: Affine, node: Node | None) -> tuple[tuple[str, int, int], int] | None:
-    """((table, width, axis), column) of a number that is loaded at width * program_id(axis) + column."""
+def _axis(program: Var) -> int | None:
+    """The axis whose programs a variable numbers, all of them."""
+    if program.kind == "pid":
+        return program.key[0]
+    count = program.node.attrs["count"]  # type: ignore[union-attr]
+    return count.attrs["axis"] if count.op == "npid" else None
+
+
+def _entry(affine: Affine, node: Node | None) -> tuple[tuple[str, int, Var], int] | None:
+    """((table, width, program), column) of a number that is loaded at width * program + column."""
     if not _number(node):
         return None
     assert node is not None
     form = nonzero(affine.terms(node.args[1], ()))
     column = form.pop((), {}).get((), 0)
     match list(form.items()):
-        case [((var,), factors)] if list(factors) == [()] and var.kind == "pid":
+        case [((var,), factors)] if list(factors) == [()] and var.kind in ("pid", "vpid"):
             width = factors[()]
             if 0 <= column < width <= 2:
-                return (node.args[0].attrs["name"], width, var.key[0]), column
+                return (node.args[0].attrs["name"], width, var), column
     return None
 
 
@@ -162,13 +183,13 @@ def _number(node: Node | None) -> bool:
 
 
 def _below_zero(
-    affine: Affine, mask: Node | None, rank: int, region: Region | None
+    affine: Affine, mask: Node | None, rank: int, region: Region | None, of: Callable[[Node], Node]
 ) -> Iterator[dict[tuple, dict[tuple[int, ...], int]]]:
     """Sums of single variables that are below zero where the mask and the branches around it hold."""
     asked = [(node, axes, True) for node, axes in comparisons(mask, rank)]
     for around in region.chain() if region is not None else ():
         if around.cond is not None and not around.cond.shape:
-            asked.append((around.cond, (), around.positive))
+            asked.append((of(around.cond), (), around.positive))
     for condition, axes, holds in asked:
         node = beneath(condition, "cast")
         while node.op == "not":
