@@ -112,6 +112,7 @@ def differentiate(
     def attempt(schedule: str | None, folds: frozenset[int] = frozenset()) -> Draft:
         first, *more = (partial(draw.make_inputs, fwd, d, seed, dtype=dtype) for d in [dims, *others])
         traced = trace.trace(fwd, first(), (make() for make in more), folds)
+        trace.other_launches(fwd, more, traced[0])
         try:
             return _attempt(fwd, *traced, schedule, config or {}, whole_rows.longest(fwd, dims))
         except Refusal as refusal:

@@ -673,6 +673,7 @@ class Builder:
             return None
         found = self.facts.get(signature(value)) if self.facts else None
         if found is not None and self.g.concrete(value) is not None:
+            self.g.answers[value] = found
             self.g.elsewhere |= bool(self.g.concrete(value)) is not found
         return settled(self.g, value) if found is None else found
 

@@ -61,7 +61,9 @@ class Spills:
         if any(region.is_loop for region in home.chain()):
             return None
         found = [e for e in walk(self.reverse.effects) if isinstance(e, If) and home in (e.then, e.other)]
-        return (found[-1].then_effects if home is found[-1].then else found[-1].other_effects) if found else None
+        return (
+            (found[-1].then_effects if home is found[-1].then else found[-1].other_effects) if found else None
+        )
 
     def state(self) -> tuple:
         """What `restore` takes back everything after."""
