@@ -9,7 +9,7 @@ determine the program. Both are asked of the tensors before the launch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ..ir.nodes import Node, Region, beneath, reachable, sides
@@ -63,18 +63,10 @@ class Packed:
         return {frozenset(group.terms) for group in self.groups}
 
 
-def rows(
-    affine: Affine,
-    groups: list[Group],
-    mask: Node | None,
-    rank: int,
-    region: Region | None,
-    of: Callable[[Node], Node] = lambda condition: condition,
-) -> Packed:
-    """The same dimensions, with those of packed rows as one variable each. `of`: the conditions of branches in
-    the terms of the address."""
+def rows(affine: Affine, groups: list[Group], mask: Node | None, rank: int, region: Region | None) -> Packed:
+    """The same dimensions, with those of packed rows as one variable each."""
     found = Packed(list(groups))
-    bounds = list(_below_zero(affine, mask, rank, region, of))
+    bounds = list(_below_zero(affine, mask, rank, region))
     for form in bounds:
         for begin, end, rest in _sequences(affine, form):
             for at, group in enumerate(found.groups):
@@ -183,13 +175,13 @@ def _number(node: Node | None) -> bool:
 
 
 def _below_zero(
-    affine: Affine, mask: Node | None, rank: int, region: Region | None, of: Callable[[Node], Node]
+    affine: Affine, mask: Node | None, rank: int, region: Region | None
 ) -> Iterator[dict[tuple, dict[tuple[int, ...], int]]]:
     """Sums of single variables that are below zero where the mask and the branches around it hold."""
     asked = [(node, axes, True) for node, axes in comparisons(mask, rank)]
     for around in region.chain() if region is not None else ():
         if around.cond is not None and not around.cond.shape:
-            asked.append((of(around.cond), (), around.positive))
+            asked.append((around.cond, (), around.positive))
     for condition, axes, holds in asked:
         node = beneath(condition, "cast")
         while node.op == "not":

@@ -216,8 +216,9 @@ class Owner:
             elif any(not self.g.is_one(d) for at, d in enumerate(condition.shape) if at not in moved):
                 why = "which lanes it writes differs between the programs that are summed over"
                 return Why("extent", why)
+        # The owner stores whatever branches say, a sum of nothing too: what bounds rows has to be its mask.
         if found.asked and self.packed(affine, write, mask).terms() != {frozenset(g.terms) for g in groups}:
-            return Why("data", "what bounds its rows differs between the programs that are summed over")
+            return Why("data", "its mask alone, as its owner has it, does not bound its rows")
         tile = self.tiles.node(write.offset)
         layouts = layouts_of(affine, self.g, groups, mask, len(tile.shape))
         if layouts is None:
@@ -257,9 +258,9 @@ class Owner:
         return Address(groups, known, groups)
 
     def packed(self, affine: Affine, write: GradWrite, mask: Node | None) -> packed.Packed:
-        """The rows of packed sequences in an address, where `mask` and branches bound them."""
+        """The rows of packed sequences in an address, as far as `mask` bounds them."""
         groups = affine.groups(self.tiles.node(write.offset)) or []
-        return packed.rows(affine, groups, mask, len(write.offset.shape), write.region, self.tiles.node)
+        return packed.rows(affine, groups, mask, len(write.offset.shape), None)
 
     def _of_rows(self, affine: Affine, write: GradWrite, data: Node) -> Address | str:
         """The same of rows that are found in data, where sequences are packed."""
