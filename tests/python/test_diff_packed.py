@@ -12,6 +12,7 @@ from types import ModuleType
 import pytest
 import torch
 from diff_support import assert_right, draft, pair_text
+from kernel_agent.errors import Unusable
 
 SOURCE = """import torch
 import triton
@@ -271,3 +272,65 @@ def test_a_loop_over_a_packed_sequence__has_owners_for_as_many_blocks_as_the_lon
     result = draft(file, {"T": 40})
     assert "longest(grid" in result["backward"] and "spill_" in result["backward"]
     assert_right(file, result, [({"T": t}, "normal") for t in (40, 7, 61)])
+
+
+HEADS = """import torch
+import triton
+import triton.language as tl
+from kernel_agent import autodiff
+
+SWEEP = [{"T": 19}]
+
+
+@triton.jit
+def heads_kernel(x, y, cu, parts, H: tl.constexpr, BT: tl.constexpr):
+    i_p, i_h = tl.program_id(0), tl.program_id(1) % H
+    i_n, i_t = tl.load(parts + 2 * i_p), tl.load(parts + 2 * i_p + 1)
+    bos, eos = tl.load(cu + i_n), tl.load(cu + i_n + 1)
+    T = eos - bos
+    rows = i_t * BT + tl.arange(0, BT)
+    at = bos * H + i_h * T + rows
+    value = tl.load(x + at, mask=rows < T, other=0.0)
+    tl.store(y + at, value * tl.cumsum(value, axis=0), mask=rows < T)
+
+
+@autodiff(inputs_require_grad=(0,))
+def heads(x, cu, parts, H=3):
+    y = torch.zeros_like(x)
+    heads_kernel[(len(parts), H)](x, y, cu, parts, H=H, BT=8)
+    return y
+
+
+def make_args(dims, device="cuda", dtype=torch.float32):
+    T = dims["T"]
+    cuts = [0, T // 3, T // 3, T]
+    parts = [(n, t) for n in (2, 0, 1) for t in range(-(-(cuts[n + 1] - cuts[n]) // 8))]
+    tables = (torch.tensor(v, device=device, dtype=torch.int64) for v in (cuts, parts))
+    return torch.randn(3 * T, device=device, dtype=dtype), *tables
+"""
+OTHER_HEADS = {
+    "stored": ("", "", 0),
+    "a head more than the sequence has room for": ("bos * H", "bos * (H - 1)", 1),
+    "heads that lie one row closer": ("i_h * T", "i_h * (T - 1)", 1),
+    "rows that each sequence moves back": ("bos * H + i_h * T + rows", "bos + rows - i_n", 1),
+    "rows of the sequence after": ("i_n + 1)", "i_n + 2)", 1),
+    "rows beyond the head": ("mask=rows < T,", "mask=rows < T + 1,", 1),
+}
+
+
+@pytest.mark.parametrize("name", sorted(OTHER_HEADS))
+def test_packed_rows_by_heads__are_stored_where_no_head_reaches_the_next(
+    name: str, write: Callable[[str], Path]
+) -> None:
+    old, new, kept = OTHER_HEADS[name]
+    file = write(HEADS.replace(old, new) if old else HEADS)
+    if kept:
+        try:
+            result = draft(file, {"T": 19})
+        except Unusable:
+            return  # its stores meet, too
+        assert result["report"]["atomics"] == kept
+        return
+    result = draft(file, {"T": 19})
+    assert "tl.atomic_add" not in result["backward"]
+    assert_right(file, result, [({"T": t}, "normal") for t in (19, 2, 40)])

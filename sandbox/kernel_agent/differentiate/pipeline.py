@@ -28,6 +28,7 @@ from .schedule import (
     partials,
     saved,
     second_launch,
+    swapped_lanes,
     tuning,
     whole_rows,
 )
@@ -401,6 +402,7 @@ def _scheduled(site: trace.Site, name: str, schedule: str, splits: int, known: l
     reverse = Reverse(site.kernel, set())
     reverse.report = report
     reverse.run()
+    swapped_lanes.run(reverse)
     gradient_writes.merge(reverse)
     wrapped_indices.unwrap(reverse)
     forward_values.use_stored(reverse)

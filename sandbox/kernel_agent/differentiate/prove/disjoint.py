@@ -82,13 +82,16 @@ def _disjoint(
     g, rank = affine.g, len(offset.shape)
     groups = affine.groups(offset, strides)
     entries = [] if entry is None else affine.groups(entry)
-    if groups is None or entries is None:
+    rows = None if groups is None else packed.rows(affine, groups, mask, rank, region)
+    rows = rows or packed.by_heads(affine, offset, mask, region, strides)
+    if rows is None or entries is None:
         return "its address is not a sum of strides times indices"
-    rows = packed.rows(affine, groups, mask, rank, region)
     if rows.asked and asks_flags(mask, rank):
         return "a flag decides what its mask bounds"
     every = rows.groups + rows.behind + entries
     known = determined(affine, every)
+    if rows.asked and not all(group.solved for group in rows.groups):
+        return "its address mixes the rows of a sequence with other indices"
     if not packed.programs(affine, rows, known):
         return "a number that its row is found by may be negative"
     close(affine, known, every)

@@ -86,6 +86,59 @@ def rows(affine: Affine, groups: list[Group], mask: Node | None, rank: int, regi
     return found
 
 
+def by_heads(
+    affine: Affine,
+    offset: Node,
+    mask: Node | None,
+    region: Region | None,
+    strides: frozenset[int],
+) -> Packed | None:
+    """The dimensions of an address in which every head has all rows of a sequence, one after another:
+
+        bos * H + head * (eos - bos) + j        0 <= head < H, 0 <= j < eos - bos
+
+    The heads of a sequence are what is between bos * H and eos * H. None where it is not such an address.
+    """
+    rank = len(offset.shape)
+    form = nonzero(affine.terms(offset, tuple(range(rank))))
+    bounds = list(_below_zero(affine, mask, rank, region))
+    for begin, end, rest, bound in ((*found, one) for one in bounds for found in _sequences(affine, one)):
+        heads = [key for key in form if len(key) == 2 and end in key]
+        head = next((v for key in heads for v in key if v != end), None)
+        left, right = form.get(_key(head, begin)), form.get(_key(head, end))
+        if len(heads) != 1 or head is None or left is None or right is None or len(right) != 1:
+            continue
+        ((ids, factor),) = right.items()
+        unit = (factor, ids)
+        spans = [times(unit, count) for count in affine.ranges(head)]
+        index = affine.groups(begin.node.args[1])  # type: ignore[union-attr]
+        inner = _within(affine, rest, bound, bounds)
+        mine = {(var,): times(unit, m) for var, m in rest.items()}
+        if (
+            left != {ids: -factor}
+            or index is None
+            or inner is None
+            or all(form.get((begin,)) != {i: f} for f, i in spans)
+            or any(form.get(key) != {i: f} for key, (f, i) in mine.items())
+        ):
+            continue
+        gone = {_key(head, begin), _key(head, end), (begin,), *mine}
+        row = Var("row", (begin.key, end.key))
+        whole = affine.grouped(
+            {key: c for key, c in form.items() if key not in gone} | {(row,): {ids: factor}}, strides
+        )
+        if whole is not None:
+            behind = [Group((1, ()), list(rest.items())), Group((1, ()), [(head, (1, ()))]), *index]
+            name = begin.node.args[0].attrs["name"]  # type: ignore[union-attr]
+            return Packed(whole, behind, [Ordered(name)], inner)
+    return None
+
+
+def _key(*variables: Var | None) -> tuple:
+    """The product of variables, as forms have it."""
+    return tuple(sorted((v for v in variables if v is not None), key=lambda v: (v.kind, v.key)))
+
+
 def programs(affine: Affine, packed: Packed, known: set) -> bool:
     """Learn of programs what pairs of a table determine; False where a number may be negative."""
     tables: dict[tuple, set[int]] = {}
@@ -119,7 +172,10 @@ def alone(affine: Affine, packed: Packed, known: set, axis: int, grid: tuple[int
         return False  # the forward has work for each
     remainders = {n.args[1] for n in stored if n.op == "mod" and _id(n.args[0], axis)}
     digits = [
-        v.node for group in packed.groups for v, _ in group.terms if v.kind == "mod" and v.node is not None
+        v.node
+        for group in packed.groups + packed.behind
+        for v, _ in group.terms
+        if v.kind == "mod" and v.node is not None
     ]
     found = [] if remainders else [affine.g.one]
     for count in found + [
