@@ -247,8 +247,12 @@ def helper_name(text: str) -> str:
 
 def _name_classes(sites: list[trace.Site]) -> None:
     used: Counter[str] = Counter()
+    local = {n.id for s in sites for n in ast.walk(s.host) if isinstance(n, ast.Name)}
+    local |= {n.arg for s in sites for n in ast.walk(s.host) if isinstance(n, ast.arg)}
     for site in sites:
         base = "".join(part.capitalize() for part in site.kernel_name.split("_"))
+        while base in local:  # a variable beside the launch
+            base += "Launch"
         used[base] += 1
         site.class_name = base if used[base] == 1 else f"{base}{used[base]}"
 
@@ -330,6 +334,7 @@ def _part(fwd: Forward, plan: Scheduled, text: FunctionText, kernels: dict[str, 
     lines = fwd.source.splitlines()
     layouts = [l for w in found for l in w.layouts] + [l for k in owner.kernels for l in k.layouts]
     asked = [one for w in found for one in w.asked] + [one for k in owner.kernels for one in k.asked]
+    asked += overwrite.single(site.kernel, trace.program_axes(site), site.launch.grid)
     checks = [*map(text.check, layouts), *text.asked(list(dict.fromkeys(asked)))]
     part = Part(accumulated, list(dict.fromkeys(checks)), rows=plan.rows)
     text.saving |= {kept.buffer: kept for kept in plan.saved}
