@@ -551,7 +551,8 @@ def tape_step(text: FunctionText, step: Step, buffers: list[forward_values.Buffe
 def scratch(text: FunctionText, step: Step, buffer: forward_values.Buffer | Spill, each: str) -> None:
     """Allocate `each` elements for every program of the forward."""
     size = f"{program_count(text.site)} * {each}"
-    made = f"torch.empty({size}, dtype=torch.{buffer.dtype}, device={text.device()})"
+    dtype = "bool" if buffer.dtype == "int1" else buffer.dtype
+    made = f"torch.empty({size}, dtype=torch.{dtype}, device={text.device()})"
     step.setup.append(f"{buffer.name} = {made}")
     step.extra[buffer.name] = buffer.name
 
