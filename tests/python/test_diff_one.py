@@ -1,5 +1,5 @@
-"""What is one in the traced call and more in others, or has a name that generated code takes too: right, or an
-error where it is not."""
+"""What is one in the traced call and more in others, or has a name that generated code takes too: right, or
+an error where it is not."""
 
 from __future__ import annotations
 
@@ -48,9 +48,13 @@ def test_programs_that_store_the_same_once_more__are_refused_before_the_launch(
         errors(file, result["backward"], [({"N": 40, "J": 2}, "normal")])
 
 
-@pytest.mark.parametrize(
-    "mended", [("at = tl.program_id(0)", "at = (tl.program_id(0) + tl.program_id(1) * N // B)"), (", J)]", ", 1)]")]
-)  # fmt: skip
+NOT_ASKED = [
+    ("at = tl.program_id(0)", "at = (tl.program_id(0) + tl.program_id(1) * N // B)"),
+    (", J)]", ", 1)]"),
+]
+
+
+@pytest.mark.parametrize("mended", NOT_ASKED)
 def test_an_axis_that_is_stored_by_or_has_one_program_as_written__is_not_asked_for(
     mended: tuple[str, str], write: Callable[[str], Path]
 ) -> None:

@@ -478,7 +478,7 @@ def _best(
         for answer in (True, False):
             known, name = {**facts, signature(flag): answer}, end + flags.ending(flag, answer)
             try:
-                plan = scheduled(replace(site, kernel=site.again(known, None)), name)
+                plan = scheduled(_of_side(site, known), name)
             except (Refusal, *BROKEN):
                 break
             found, more = _best(plan, scheduled, known, name)
@@ -489,6 +489,16 @@ def _best(
         if sum(saved) / 2 > gain or gain and len(sides.leaves()) < len(_leaves(best)):
             best, gain = sides, sum(saved) / 2
     return best, gain
+
+
+def _of_side(site: trace.Site, facts: dict[tuple, bool]) -> trace.Site:
+    """A launch of calls that agree with facts; where the traced one does not, another that does is its
+    example."""
+    assert site.again is not None
+    kernel = site.again(facts, None)
+    if kernel.graph.elsewhere:
+        any(kernel.graph.takes(launch.args, launch.grid) for launch in site.others())
+    return replace(site, kernel=kernel)
 
 
 def _of_rows(

@@ -325,8 +325,6 @@ def _site(
 
     def again(facts: dict[tuple, bool], whole: str | None) -> Kernel:
         builder, kernel = read(facts, whole)
-        if builder.g.elsewhere:
-            next((launch for launch in site.others() if builder.g.takes(launch.args, launch.grid)), None)
         builder.g.sized, builder.g.strides = site.kernel.graph.sized, site.kernel.graph.strides
         for name in site.held:
             builder.read_before(name)

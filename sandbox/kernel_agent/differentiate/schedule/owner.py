@@ -227,14 +227,14 @@ class Owner:
             return Why("overlap", "its windows overlap: one element is read at several places")
         steps = [(region.bounds[2], region) for region in trips]  # type: ignore[index]
         covers = None
-        if not found.asked and not any(r.cond is not None for r in regions):  # what is summed over does not
+        if not found.asked and not any(r.cond is not None for r in regions):
             covers = reached(affine, self.g, groups, tile, mask)
         part = Part(write, tuple(regions), own, steps, reduced, layouts, covers, tuple(virtual), turned)
         part.asked = found.asked
         return part
 
     def most(self, end: Node, data: bool = True) -> Node | None:
-        """The greatest end of a loop in any program: of its value, or, with `data`, of what the host finds."""
+        """The greatest end of a loop in any program: of its value or, with `data`, of what the host finds."""
         known = upper(self.g, end)
         return longest(self.g, end) if known is None and data else known
 

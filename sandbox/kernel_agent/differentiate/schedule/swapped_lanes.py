@@ -81,11 +81,11 @@ def _computed(known: dict, node: Node) -> np.ndarray | None:
     compared = node.op == "compare" and not node.args[0].is_float
     if len(node.shape) > 1 or node.is_float or not (compared or node.op in _COMPUTED):
         return None
-    args = [_values(known, arg) for arg in node.args]
+    args = [found for arg in node.args if (found := _values(known, arg)) is not None]
     aranges = {n for n in nodes_in([node]) if n.op == "arange"}
-    if any(arg is None for arg in args) or len(aranges) > 1:
+    if len(args) < len(node.args) or len(aranges) > 1:
         return None
-    if node.op in ("floordiv", "mod") and ((args[0] < 0).any() or (args[1] < 1).any()):
+    if node.op in ("floordiv", "mod") and bool(np.any(args[0] < 0) or np.any(args[1] < 1)):
         return None
     return COMPARE[node.attrs["cmp"]](*args) if compared else _COMPUTED[node.op](*args)
 
