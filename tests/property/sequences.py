@@ -1,5 +1,5 @@
-"""Random forward files over packed sequences: rows found in `cu`, parts of sequences in a table, heads, tiles of
-the output that share an input, rotated lanes, loops over a sequence, states that are stored under a mask.
+"""Random forward files over packed sequences: rows found in `cu`, parts of sequences in a table, heads, tiles
+of the output that share an input, rotated lanes, loops over a sequence, states that are stored under a mask.
 """
 
 from __future__ import annotations

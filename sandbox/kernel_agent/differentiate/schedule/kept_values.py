@@ -40,7 +40,7 @@ class Spills:
 
     def read(self, node: Node, index: Callable[[], Node], also: bool) -> Node | None:
         """A load of a value that took a loop (`also`: or much work), at `index()` of what the main kernel
-        stores; None for others, and for what it stores in a branch: at another position it may not be there."""
+        stores; None for others, and for what it stores in a branch: elsewhere it may not be there."""
         if node.home is not self.g.top or not self.wanted(node) and not (also and node.is_float):
             return None
         at = index()  # which may find that there is none
