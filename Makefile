@@ -160,8 +160,9 @@ gpu: $(PROGRAMS) store   ## what only a GPU can show (PARTS=norm,row picks, WHOL
 	python3 scripts/gpu.py --python "$$(command -v python3)" \
 	    --out bench/results/gpu-$(or $(NAME),gpu).json $(if $(PARTS),--only $(PARTS)) $(if $(WHOLE),--whole)
 
-property:   ## random kernels and wrappers (COUNT=2000 WRAPPERS=500 SEED=0 JOBS=1 RESULT=F.json)
+property:   ## random kernels, wrappers (COUNT=2000 WRAPPERS=500 SEQUENCES=100 SEED=0 JOBS=1 RESULT=F.json)
 	$(PYTHON) tests/property/run.py --kernels $(or $(COUNT),2000) --wrappers $(or $(WRAPPERS),500) \
+	    --sequences $(or $(SEQUENCES),100) \
 	    --seed $(or $(SEED),0) --jobs $(or $(JOBS),1) $(if $(RESULT),--out $(RESULT))
 
 # The interpreter's process has no sanitizer: libka_jail.so is built without. tests/san/jail.c says what

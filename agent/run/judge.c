@@ -415,7 +415,7 @@ static int judge_noop(const struct judging *j, const json_t *asked)
         const char *name = j->grads[i].name;
         const struct ka_tensor *real = ka_tensors_find_part(j->found, "grad", name);
         const struct ka_tensor *idle = ka_tensors_find_part(j->found, "noop", name);
-        char text[300];
+        char text[400];
         const struct ka_diff *diff = &j->grads[i].diff;
         /* Where zero is right, as where a softmax is saturated, a kernel that does nothing is as right. */
         if (!idle || !is_of_shape(diff) || !real->count || diff->want_zero ||
@@ -432,7 +432,8 @@ static int judge_noop(const struct judging *j, const json_t *asked)
         else
             snprintf(text, sizeof(text),
                      "%.3g%% of the gradient of %.100s is the same when the backward's kernels do nothing: "
-                     "they do not compute that part",
+                     "they do not compute that part. What passes through unchanged is copied by a kernel, "
+                     "too, where it is more than a sixteenth",
                      100 * share, name);
         ka_verdict_fail(j->of->verdict, j->of->at, "decoy_kernel", text);
     }

@@ -42,6 +42,7 @@ RAISED = (
     "has to be overwritten as a whole",
     "holds differentiable values, as in no call that was traced",
     "the backward is made for a launch that unpacks",
+    "would write the same rows",
 )
 
 

@@ -2,13 +2,13 @@
 """The property test of the differentiator: random kernels and random host functions, each differentiated,
 run, and judged as the verdict judges.
 
-    .venv/bin/python tests/property/run.py [--kind kernels|wrappers|all] [--kernels 2000] [--wrappers 500]
-        [--seed 0] [--jobs 1] [--out FILE] [--keep-going]
+    .venv/bin/python tests/property/run.py [--kind kernels|wrappers|sequences|all] [--kernels 2000]
+        [--wrappers 500] [--sequences 100] [--seed 0] [--jobs 1] [--out FILE] [--keep-going]
 
 Runs so many programs of a kind, and counts them by outcome; what is refused or raised is counted by
 reason. Programs whose gradient is decided by rounding are `vague`. A wrong gradient or a crash is shrunk and
-printed, and ends the run with exit code 1. With `--kind all`, `--out F.json` writes F-kernels.json and
-F-wrappers.json.
+printed, and ends the run with exit code 1. With `--kind all`, `--out F.json` writes F-kernels.json,
+F-wrappers.json and F-sequences.json.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ import bounded
 import generate
 import judge
 import numpy
+import sequences
 import torch
 import triton
 import wrappers
@@ -46,13 +47,17 @@ def schedule_of(seed: int) -> str | None:
     return SCHEDULES[seed % len(SCHEDULES)]
 
 
-MAKERS: dict[str, Callable[[int], generate.Program]] = {"kernels": generate.make, "wrappers": wrappers.make}
+MAKERS: dict[str, Callable[[int], generate.Program]] = {
+    "kernels": generate.make,
+    "wrappers": wrappers.make,
+    "sequences": sequences.make,
+}
 STATES = ("right", "wrong", "crashed", "refused", "raised", "vague", "unusable")
 
 
 def judged(program: generate.Program, source: str, kind: str) -> judge.Outcome:
     """Every third wrapper is traced at its first size only: what others launch has to raise."""
-    others = kind == "wrappers" and program.seed % 3 != 0
+    others = kind != "kernels" and program.seed % 3 != 0
     return judge.judge(source, program.sweep, program.seed, schedule_of(program.seed), others)
 
 
@@ -184,13 +189,14 @@ def main() -> int:
     parser.add_argument("--kind", choices=[*MAKERS, "all"], default="all")
     parser.add_argument("--kernels", type=int, default=2000)
     parser.add_argument("--wrappers", type=int, default=500)
+    parser.add_argument("--sequences", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--keep-going", action="store_true", help="do not shrink, go on after a failure")
     args = parser.parse_args()
     prepare()
-    counts = {"kernels": args.kernels, "wrappers": args.wrappers}
+    counts = {kind: getattr(args, kind) for kind in MAKERS}
     kinds = list(MAKERS) if args.kind == "all" else [args.kind]
     fine = [run(kind, counts[kind], args) for kind in kinds]  # each, whatever came of the others
     return 0 if all(fine) else 1

@@ -14,6 +14,7 @@ sys.path.insert(0, str(ROOT / "tests/property"))
 
 import generate
 import judge
+import sequences
 import wrappers
 from shrink import shrink
 
@@ -40,6 +41,16 @@ def test_random_wrappers__have_no_wrong_gradient(first: int) -> None:
         assert not outcome.bad, f"{outcome.reason}\n{program.source}\n{outcome.backward}"
         fine += outcome.state in ("right", "raised")
     assert fine >= CHUNK // 2
+
+
+def test_random_kernels_over_packed_sequences__have_no_wrong_gradient() -> None:
+    right = 0
+    for seed in range(CHUNK):
+        program = sequences.make(seed)
+        outcome = judge.judge(program.source, program.sweep, seed, others=seed % 3 != 0)
+        assert not outcome.bad, f"{outcome.reason}\n{program.source}\n{outcome.backward}"
+        right += outcome.state == "right"
+    assert right >= CHUNK // 2
 
 
 def test_wrappers_size_that_was_not_traced__is_raised_or_right() -> None:

@@ -30,6 +30,7 @@ from .schedule import (
     row_factors,
     saved,
     second_launch,
+    swapped_lanes,
     tuning,
     whole_rows,
 )
@@ -115,9 +116,11 @@ def differentiate(
     def attempt(schedule: str | None, folds: frozenset[int] = frozenset()) -> Draft:
         first, *more = (partial(draw.make_inputs, fwd, d, seed, dtype=dtype) for d in [dims, *others])
         traced = trace.trace(fwd, first(), (make() for make in more), folds)
+        trace.other_launches(fwd, more, traced[0])
         blocks = own_blocks.chosen([site for site in traced[0] if site.outputs], config or {})
         if blocks:
             traced = trace.trace(fwd, first(), (make() for make in more), folds, blocks)
+            trace.other_launches(fwd, more, traced[0])
         try:
             return _attempt(fwd, *traced, schedule, config or {}, whole_rows.longest(fwd, dims))
         except Refusal as refusal:
@@ -254,8 +257,12 @@ def helper_name(text: str) -> str:
 
 def _name_classes(sites: list[trace.Site]) -> None:
     used: Counter[str] = Counter()
+    local = {n.id for s in sites for n in ast.walk(s.host) if isinstance(n, ast.Name)}
+    local |= {n.arg for s in sites for n in ast.walk(s.host) if isinstance(n, ast.arg)}
     for site in sites:
         base = "".join(part.capitalize() for part in site.kernel_name.split("_"))
+        while base in local:  # a variable beside the launch
+            base += "Launch"
         used[base] += 1
         site.class_name = base if used[base] == 1 else f"{base}{used[base]}"
 
@@ -336,7 +343,9 @@ def _part(fwd: Forward, plan: Scheduled, text: FunctionText, kernels: dict[str, 
     accumulated = {w.base.attrs["name"] for w in found if w.kind != "store"}
     lines = fwd.source.splitlines()
     layouts = [l for w in found for l in w.layouts] + [l for k in owner.kernels for l in k.layouts]
-    checks = [*map(text.check, layouts), *text.asked([one for w in found for one in w.asked])]
+    asked = [one for w in found for one in w.asked] + [one for k in owner.kernels for one in k.asked]
+    asked += overwrite.single(site.kernel, trace.program_axes(site), site.launch.grid)
+    checks = [*map(text.check, layouts), *text.asked(list(dict.fromkeys(asked)))]
     part = Part(accumulated, list(dict.fromkeys(checks)), rows=plan.rows)
     text.saving |= {kept.buffer: kept for kept in plan.saved}
     text.saved |= dict.fromkeys(text.saving)
@@ -408,6 +417,7 @@ def _scheduled(site: trace.Site, name: str, schedule: str, splits: int, known: l
     reverse = Reverse(site.kernel, set())
     reverse.report = report
     reverse.run()
+    swapped_lanes.run(reverse)
     gradient_writes.merge(reverse)
     wrapped_indices.unwrap(reverse)
     forward_values.use_stored(reverse)
@@ -479,7 +489,7 @@ def _best(
         for answer in (True, False):
             known, name = {**facts, signature(flag): answer}, end + flags.ending(flag, answer)
             try:
-                plan = scheduled(replace(site, kernel=site.again(known, None)), name)
+                plan = scheduled(_of_side(site, known), name)
             except (Refusal, *BROKEN):
                 break
             found, more = _best(plan, scheduled, known, name)
@@ -490,6 +500,16 @@ def _best(
         if sum(saved) / 2 > gain or gain and len(sides.leaves()) < len(_leaves(best)):
             best, gain = sides, sum(saved) / 2
     return best, gain
+
+
+def _of_side(site: trace.Site, facts: dict[tuple, bool]) -> trace.Site:
+    """A launch of calls that agree with facts; where the traced one does not, another that does is its
+    example."""
+    assert site.again is not None
+    kernel = site.again(facts, None)
+    if kernel.graph.elsewhere:
+        any(kernel.graph.takes(launch.args, launch.grid) for launch in site.others())
+    return replace(site, kernel=kernel)
 
 
 def _of_rows(
@@ -552,7 +572,8 @@ def tape_step(text: FunctionText, step: Step, buffers: list[forward_values.Buffe
 def scratch(text: FunctionText, step: Step, buffer: forward_values.Buffer | Spill, each: str) -> None:
     """Allocate `each` elements for every program of the forward."""
     size = f"{program_count(text.site)} * {each}"
-    made = f"torch.empty({size}, dtype=torch.{buffer.dtype}, device={text.device()})"
+    dtype = "bool" if buffer.dtype == "int1" else buffer.dtype
+    made = f"torch.empty({size}, dtype=torch.{dtype}, device={text.device()})"
     step.setup.append(f"{buffer.name} = {made}")
     step.extra[buffer.name] = buffer.name
 

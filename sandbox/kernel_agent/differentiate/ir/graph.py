@@ -34,6 +34,8 @@ class Graph:
         self.untaken: dict[int, range] = {}
         self.places: list[Node] = []  # the addresses that the forward stores to
         self.elsewhere = False  # of calls that give other answers than the traced one
+        self.answers: dict[Node, bool] = {}  # to the conditions that such calls are known by
+        self.example: dict[int, Any] = {}  # values of one of them, by the ids of their nodes
         self.contracted: set[Node] = set()  # extents that the forward's own dot products sum over
         self.line: int | None = None
         self.one = self.const(1)
@@ -285,7 +287,22 @@ class Graph:
 
     def launched(self, grid: tuple[int, ...]) -> dict[int, Any]:
         """The counts of programs of the traced launch, for `concrete`."""
-        return {self.npid(axis).id: count for axis, count in enumerate(grid)}
+        return {self.npid(axis).id: count for axis, count in enumerate(grid)} | self.example
+
+    def takes(self, args: dict[str, Any], grid: tuple[int, ...]) -> bool:
+        """Take a launch for an example of the calls that this graph is of, if it is one."""
+        self.example = {}
+        found = self.launched(grid)
+        for node in self.table.values():
+            name = (node.args[0] if node.op == "isnone" else node).attrs.get("name")
+            if node.op in ("param", "constexpr", "isnone") and name in args:
+                value = getattr(args[name], "value", args[name])
+                found[node.id] = value is None if node.op == "isnone" else value
+        found = {i: v for i, v in found.items() if v is None or isinstance(v, (int, float, str, bool))}
+        known = all(self.concrete(node, found) is not None for node in self.answers)
+        if known and all(bool(self.concrete(node, found)) is answer for node, answer in self.answers.items()):
+            self.example = found
+        return bool(self.example)
 
     def concrete(self, node: Node, known: dict[int, Any] | None = None) -> Any:
         """The value of a constexpr or of a parameter in the traced call, None where it is not known before
@@ -293,7 +310,7 @@ class Graph:
 
         `known`: values of further nodes, by their ids.
         """
-        return concrete(node, dict(known or {}))
+        return concrete(node, self.example | (known or {}))
 
     def elements(self, shape: tuple) -> int:
         """How many elements a block has in the traced call; what is not known counts as 1."""

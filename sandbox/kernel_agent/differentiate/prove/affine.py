@@ -106,8 +106,12 @@ class Affine:
     def groups(self, node: Node, strides: frozenset[int] = frozenset()) -> list[Group] | None:
         """The address dimensions of an offset, or None where it is not a sum of single variables. `strides`:
         constexprs that name a dimension, as run-time values do."""
+        return self.grouped(self.terms(node, tuple(range(len(node.shape)))), strides)
+
+    def grouped(self, form: Form, strides: frozenset[int] = frozenset()) -> list[Group] | None:
+        """The same of a sum."""
         found: dict[tuple[int, ...], list[tuple[Var, Monomial]]] = {}
-        for variables, coefficients in nonzero(self.terms(node, tuple(range(len(node.shape))))).items():
+        for variables, coefficients in nonzero(form).items():
             if not variables:
                 continue
             if len(variables) > 1 or len(coefficients) > 1:

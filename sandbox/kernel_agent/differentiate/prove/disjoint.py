@@ -82,13 +82,16 @@ def _disjoint(
     g, rank = affine.g, len(offset.shape)
     groups = affine.groups(offset, strides)
     entries = [] if entry is None else affine.groups(entry)
-    if groups is None or entries is None:
+    rows = None if groups is None else packed.rows(affine, groups, mask, rank, region)
+    rows = rows or packed.by_heads(affine, offset, mask, region, strides)
+    if rows is None or entries is None:
         return "its address is not a sum of strides times indices"
-    rows = packed.rows(affine, groups, mask, rank, region)
-    if rows.asked and any(c.op in ("select", "ifout", "where") for c, _ in conjuncts(mask, rank)):
-        return "a flag decides what its mask bounds"  # an extent may be a whole block, in other calls only
+    if rows.asked and asks_flags(mask, rank):
+        return "a flag decides what its mask bounds"
     every = rows.groups + rows.behind + entries
     known = determined(affine, every)
+    if rows.asked and not all(group.solved for group in rows.groups):
+        return "its address mixes the rows of a sequence with other indices"
     if not packed.programs(affine, rows, known):
         return "a number that its row is found by may be negative"
     close(affine, known, every)
@@ -110,6 +113,11 @@ def _disjoint(
     if layouts is None or of_entries is None:
         return _unbounded(groups + entries)
     return Proof(text, layouts + of_entries, rows.asked)
+
+
+def asks_flags(mask: Node | None, rank: int) -> bool:
+    """Whether a flag decides what a mask bounds: an extent may be a whole block, in other calls only."""
+    return any(c.op in ("select", "ifout", "where") for c, _ in conjuncts(mask, rank))
 
 
 def _called(var: Var) -> str:

@@ -22,6 +22,7 @@ from ..ir.values import Kernel
 from .affine import Affine, Group
 from .apart import apart
 from .disjoint import determined, shared_lanes
+from .packed import AtMost
 
 Placed = tuple[Store, tuple[For, ...]]
 LIMIT = 1 << 16  # programs times iterations that are looked at for two stores that may meet
@@ -47,6 +48,20 @@ def check(kernel: Kernel, grid: tuple[int, ...], report: list[LineReport]) -> No
             raise Refusal("overwritten store", message, "Store the final value once.", two.line)
         reason = f"the stores to `{name}` of lines {one.line} and {two.line} do not meet"
         report.append(LineReport(two.line, "assumption", "traced addresses", reason))
+
+
+def single(kernel: Kernel, axes: list[int], grid: tuple[int, ...]) -> list[AtMost]:
+    """What is asked of launches: along an axis that has one program in the traced call, and that a store
+    does not hang on, there is one in every call. Others would store the same elements once more, and the
+    gradient of what all but one of them store would count."""
+    asked = []
+    for store, _ in placed(kernel.effects, Store):
+        regions = [region.cond for region in store.region.chain() if region.cond is not None]
+        parts = [part for part in (store.base, store.offset, store.mask, *regions) if part is not None]
+        for axis in axes if store.value.active and store.kind == "store" else ():
+            if grid[axis] == 1 and not any(_needs(part, {kernel.graph.pid(axis)}) for part in parts):
+                asked.append(AtMost(axis, kernel.graph.one))
+    return list(dict.fromkeys(asked))
 
 
 def check_reads(kernel: Kernel, axes: list[int], grid: tuple[int, ...]) -> None:

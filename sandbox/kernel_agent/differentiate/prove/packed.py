@@ -58,6 +58,10 @@ class Packed:
     asked: list[Asked] = field(default_factory=list)
     open: list[Node] = field(default_factory=list)  # loaded numbers that have to be zero or more
 
+    def terms(self) -> set[frozenset]:
+        """Those of each dimension."""
+        return {frozenset(group.terms) for group in self.groups}
+
 
 def rows(affine: Affine, groups: list[Group], mask: Node | None, rank: int, region: Region | None) -> Packed:
     """The same dimensions, with those of packed rows as one variable each."""
@@ -82,6 +86,59 @@ def rows(affine: Affine, groups: list[Group], mask: Node | None, rank: int, regi
     return found
 
 
+def by_heads(
+    affine: Affine,
+    offset: Node,
+    mask: Node | None,
+    region: Region | None,
+    strides: frozenset[int],
+) -> Packed | None:
+    """The dimensions of an address in which every head has all rows of a sequence, one after another:
+
+        bos * H + head * (eos - bos) + j        0 <= head < H, 0 <= j < eos - bos
+
+    The heads of a sequence are what is between bos * H and eos * H. None where it is not such an address.
+    """
+    rank = len(offset.shape)
+    form = nonzero(affine.terms(offset, tuple(range(rank))))
+    bounds = list(_below_zero(affine, mask, rank, region))
+    for begin, end, rest, bound in ((*found, one) for one in bounds for found in _sequences(affine, one)):
+        heads = [key for key in form if len(key) == 2 and end in key]
+        head = next((v for key in heads for v in key if v != end), None)
+        left, right = form.get(_key(head, begin)), form.get(_key(head, end))
+        if len(heads) != 1 or head is None or left is None or right is None or len(right) != 1:
+            continue
+        ((ids, factor),) = right.items()
+        unit = (factor, ids)
+        spans = [times(unit, count) for count in affine.ranges(head)]
+        index = affine.groups(begin.node.args[1])  # type: ignore[union-attr]
+        inner = _within(affine, rest, bound, bounds)
+        mine = {(var,): times(unit, m) for var, m in rest.items()}
+        if (
+            left != {ids: -factor}
+            or index is None
+            or inner is None
+            or all(form.get((begin,)) != {i: f} for f, i in spans)
+            or any(form.get(key) != {i: f} for key, (f, i) in mine.items())
+        ):
+            continue
+        gone = {_key(head, begin), _key(head, end), (begin,), *mine}
+        row = Var("row", (begin.key, end.key))
+        whole = affine.grouped(
+            {key: c for key, c in form.items() if key not in gone} | {(row,): {ids: factor}}, strides
+        )
+        if whole is not None:
+            behind = [Group((1, ()), list(rest.items())), Group((1, ()), [(head, (1, ()))]), *index]
+            name = begin.node.args[0].attrs["name"]  # type: ignore[union-attr]
+            return Packed(whole, behind, [Ordered(name)], inner)
+    return None
+
+
+def _key(*variables: Var | None) -> tuple:
+    """The product of variables, as forms have it."""
+    return tuple(sorted((v for v in variables if v is not None), key=lambda v: (v.kind, v.key)))
+
+
 def programs(affine: Affine, packed: Packed, known: set) -> bool:
     """Learn of programs what pairs of a table determine; False where a number may be negative."""
     tables: dict[tuple, set[int]] = {}
@@ -93,11 +150,12 @@ def programs(affine: Affine, packed: Packed, known: set) -> bool:
             tables.setdefault(table, set()).add(column)
             of[var.node] = table  # type: ignore[index]
     asked = set()
-    for (name, width, axis), columns in tables.items():
-        if len(columns) < width:
+    for (name, width, program), columns in tables.items():
+        axis = _axis(program)
+        if len(columns) < width or axis is None:
             continue
-        known.add(("pid", (axis,)))
-        asked.add((name, width, axis))
+        known.add((program.kind, program.key))
+        asked.add((name, width, program))
         packed.asked.append(Distinct(name, width, axis))
     return all(of.get(node) in asked for node in packed.open)
 
@@ -114,7 +172,10 @@ def alone(affine: Affine, packed: Packed, known: set, axis: int, grid: tuple[int
         return False  # the forward has work for each
     remainders = {n.args[1] for n in stored if n.op == "mod" and _id(n.args[0], axis)}
     digits = [
-        v.node for group in packed.groups for v, _ in group.terms if v.kind == "mod" and v.node is not None
+        v.node
+        for group in packed.groups + packed.behind
+        for v, _ in group.terms
+        if v.kind == "mod" and v.node is not None
     ]
     found = [] if remainders else [affine.g.one]
     for count in found + [
@@ -138,18 +199,26 @@ def _id(node: Node, axis: int) -> bool:
     return whole.op == "pid" and whole.attrs["axis"] == axis
 
 
-def _entry(affine: Affine, node: Node | None) -> tuple[tuple[str, int, int], int] | None:
-    """((table, width, axis), column) of a number that is loaded at width * program_id(axis) + column."""
+def _axis(program: Var) -> int | None:
+    """The axis whose programs a variable numbers, all of them."""
+    if program.kind == "pid":
+        return program.key[0]
+    count = program.node.attrs["count"]  # type: ignore[union-attr]
+    return count.attrs["axis"] if count.op == "npid" else None
+
+
+def _entry(affine: Affine, node: Node | None) -> tuple[tuple[str, int, Var], int] | None:
+    """((table, width, program), column) of a number that is loaded at width * program + column."""
     if not _number(node):
         return None
     assert node is not None
     form = nonzero(affine.terms(node.args[1], ()))
     column = form.pop((), {}).get((), 0)
     match list(form.items()):
-        case [((var,), factors)] if list(factors) == [()] and var.kind == "pid":
+        case [((var,), factors)] if list(factors) == [()] and var.kind in ("pid", "vpid"):
             width = factors[()]
             if 0 <= column < width <= 2:
-                return (node.args[0].attrs["name"], width, var.key[0]), column
+                return (node.args[0].attrs["name"], width, var), column
     return None
 
 

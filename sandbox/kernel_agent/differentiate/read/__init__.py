@@ -5,6 +5,12 @@ its kernel.
 
     trace         one call of the stub: what each launch reads, writes and wants gradients for
     syntax_check  refuses the statements that no pass understands
-    normalise     interprets a kernel over graph nodes
+    normalise     interprets a kernel over graph nodes: statements, and
+      kernel_values   what it is interpreted with, and what is known of values and conditions
+      expressions     everything that has a value
+      calls           calls, with helpers inlined
+      branches        `if`, and what names stand for after it
+      loops           `for` and `while`, and their carries
+      aliases         what is written and read by one buffer
     language      what each function of triton.language means
 """

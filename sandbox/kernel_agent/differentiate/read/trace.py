@@ -8,6 +8,8 @@ and several launches without any assumption, and no kernel has to run.
 from __future__ import annotations
 
 import ast
+import contextlib
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -66,6 +68,8 @@ class Site:
     # tensors that the call changes after this launch: what the backward needs of them is copied
     overwritten: set[str] = field(default_factory=set)
     held: list[str] = field(default_factory=list)  # outputs whose values lose their gradient: _note_held()
+    # The launches here that calls with other sizes make.
+    others: Callable[[], list[Launch]] = list
     # The kernel of calls that agree with facts; or of those of which a block is a whole row.
     again: Callable[[dict[tuple, bool], str | None], Kernel] | None = None
 
@@ -158,6 +162,26 @@ def trace(
         if not untraced and not any(site.empty for site in sites.values()):
             break
     return list(sites.values()), untraced
+
+
+def other_launches(fwd: Forward, calls: Iterable[Callable[[], Call]], sites: list[Site]) -> None:
+    """Give the sites the launches that other calls make, seen when a side of a flag asks for them."""
+    found: list[Launch] = []
+
+    @functools.cache
+    def see() -> None:
+        for call in calls:
+            with contextlib.suppress(Exception), torch.no_grad(), launch_intercept(found.append):
+                args, kwargs = call()
+                fwd.call(args, kwargs)
+
+    def of(site: Site) -> list[Launch]:
+        see()
+        first, last = site.call.lineno, site.call.end_lineno or site.call.lineno
+        return [one for one in found if one.site[0] == fwd.path and first <= one.site[1] <= last]
+
+    for site in sites:
+        site.others = functools.partial(of, site)
 
 
 def _untraced(fwd: Forward, calls: list, sites: dict[tuple[int, int], Site]) -> list[Untraced]:

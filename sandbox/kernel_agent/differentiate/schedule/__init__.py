@@ -7,6 +7,7 @@ is left.
     gradient_writes  merges writes to one address, makes stores of those that are proven disjoint, fills what
                      branches skip
     partials         a few programs walk the summed axis and keep the sums in registers
+    swapped_lanes    writes to neighbouring lanes go to the lanes themselves
     owner            a kernel in which one program owns each tile
     programs         the programs of the forward as variables of such a kernel
     windows          scattered windows are gathered instead

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..ir.names import suggested
-from ..ir.nodes import Node, TapeStore, beneath, nodes_in, real
+from ..ir.nodes import If, Node, Region, TapeStore, beneath, nodes_in, real, walk
 from ..ir.rewriter import Rewriter
 from ..ir.values import takes_loop
 from ..reverse.sweep import Reverse
@@ -36,28 +36,44 @@ class Spills:
         self.reverse, self.g, self.programs = reverse, reverse.kernel.graph, programs
         self.grid_param = grid_param
         self.made: dict[Node, Spill] = {}
+        self.stored: list[tuple[list, TapeStore]] = []  # with the effects that each is among
 
     def read(self, node: Node, index: Callable[[], Node], also: bool) -> Node | None:
         """A load of a value that took a loop (`also`: or much work), at `index()` of what the main kernel
-        stores; None for others."""
-        if not self.wanted(node) and not (also and node.is_float and node.home is self.g.top):
+        stores; None for others, and for what it stores in a branch: elsewhere it may not be there."""
+        if node.home is not self.g.top or not self.wanted(node) and not (also and node.is_float):
             return None
         at = index()  # which may find that there is none
         return self._load(node, self._keep(node), at)
 
     def wanted(self, node: Node) -> bool:
         """Whether a value is one that is kept."""
-        if node.home is not self.g.top or not node.is_float:
+        if not self.able(node):
             return False
         return takes_loop(node) and not thinner(node) or sums_saved(node) or bool(node.attrs.get("kept"))
 
+    def able(self, node: Node) -> bool:
+        """Whether a value is one of a program, known where no loop is around it: a branch may be."""
+        return node.is_float and (node.home is self.g.top or self._branch(node.home) is not None)
+
+    def _branch(self, home: Region) -> list | None:
+        """The effects of a branch that is in no loop."""
+        if any(region.is_loop for region in home.chain()):
+            return None
+        found = [e for e in walk(self.reverse.effects) if isinstance(e, If) and home in (e.then, e.other)]
+        return (
+            (found[-1].then_effects if home is found[-1].then else found[-1].other_effects) if found else None
+        )
+
     def state(self) -> tuple:
         """What `restore` takes back everything after."""
-        return dict(self.made), len(self.reverse.effects), len(self.reverse.report)
+        return dict(self.made), len(self.stored), len(self.reverse.report)
 
     def restore(self, state: tuple) -> None:
-        self.made, effects, lines = state
-        del self.reverse.effects[effects:]
+        self.made, stored, lines = state
+        for effects, effect in self.stored[stored:]:
+            effects.remove(effect)
+        del self.stored[stored:]
         del self.reverse.report[lines:]
 
     def names(self) -> set[str]:
@@ -79,7 +95,11 @@ class Spills:
             self.made[node] = Spill(name, real(node.dtype), numel)
             with g.at(g.top):
                 at = self._place(self.linear(lambda n: n, main=True), node.shape, numel)
-            self.reverse.effects.append(TapeStore(name, at, node, g.top))
+            branch = self._branch(node.home)
+            effects = self.reverse.effects if branch is None else branch
+            effect = TapeStore(name, at, node, g.top if branch is None else node.home)
+            effects.append(effect)
+            self.stored.append((effects, effect))
             reason = "took a loop: the main kernel keeps it for the owner kernels"
             self.reverse.say(node.line, "spill", "none", f"`{node.hint or 'value'}` {reason}")
         return self.made[node]

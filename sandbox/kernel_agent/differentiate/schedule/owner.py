@@ -17,17 +17,19 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..ir.counts import longest
 from ..ir.names import adjoint_name, stem
 from ..ir.nodes import Carry, For, GradWrite, Node, Region, bodies, nodes_in, operands, placed, reachable
 from ..ir.report import Why
 from ..ir.rewriter import Rewriter
 from ..ir.simplify import is_zero
 from ..ir.values import is_static, loop_out, takes_loop
-from ..prove.affine import Affine, Var, upper
+from ..prove import packed
+from ..prove.affine import Affine, Group, Var, upper
 from ..prove.bounds import first as first_program
 from ..prove.bounds import last as last_program
 from ..prove.cover import reached
-from ..prove.disjoint import close, layouts_of, learn, overlaps
+from ..prove.disjoint import asks_flags, close, determined, layouts_of, learn, overlaps
 from ..prove.masks import parts as conditions
 from ..prove.positions import NotTurned
 from ..reverse.sweep import Reverse
@@ -54,6 +56,7 @@ class OwnerKernel:
     equal: list[tuple[Node, Node]] = field(default_factory=list)  # counts that it has to find equal
     positive: list[Node] = field(default_factory=list)  # factors that the host has to find above zero
     layouts: list[list] = field(default_factory=list)
+    asked: list[packed.Asked] = field(default_factory=list)  # of tensors
     notes: list[str] = field(default_factory=list)  # what stands above it
 
 
@@ -175,23 +178,11 @@ class Owner:
         if not self.computable(write):
             return Why("inner", "its value comes out of an inner loop")
         affine = Affine(self.g, absolute=True)
-        groups = affine.groups(self.tiles.node(write.offset))
-        if groups is None:
-            return Why("mixed", "its address is not a sum of strides times indices")
-        known: set = set()
-        named = [var.node for group in groups for var, _ in group.terms if var.node is not None]
-        data = next((n for node in named for n in nodes_in([node]) if n.op == "load"), None)
-        if data is not None:
-            where = f" (`{data.hint or stem(data.args[0].attrs['name'])}` of line {data.line})"
-            return Why("data", f"its address depends on data{where}")
-        for group in groups:
-            if not affine.solve(group) or any(var.kind == "opaque" for var, _ in group.terms):
-                names = ", ".join(sorted({_name(var) for var, _ in group.terms}))
-                return Why("mixed", f"its address mixes indices ({names}) in one dimension")
-            for var, _ in group.terms:
-                learn(var, known)
-        close(affine, known, groups)
-        lanes = {var.key[0] for group in groups for var, _ in group.terms if var.kind == "lane"}
+        found = self.address(affine, write)
+        if isinstance(found, str):
+            return found
+        groups, known = found.groups, found.known
+        lanes = {var.key[0] for group in found.every for var, _ in group.terms if var.kind == "lane"}
         virtual = self.programs.virtual if turned is None else turned.virtual
         for number, variables in turned.facts if turned is not None else ():
             if (number.op, (number.id,)) in known:
@@ -210,7 +201,7 @@ class Owner:
         if any(r.iv in set(reachable([write.offset])) for r in reduced):
             return Why("mixed", "its address depends on a loop without determining it")
         for region in trips:
-            if upper(self.g, region.bounds[1]) is None:  # type: ignore[index]
+            if self.most(region.bounds[1], bool(found.asked)) is None:  # type: ignore[index]
                 return Why("bounds", "the length of its loop is not known before the launch")
             lo, _, step = region.bounds  # type: ignore[misc]
             if not affine.uniform(step):
@@ -225,6 +216,9 @@ class Owner:
             elif any(not self.g.is_one(d) for at, d in enumerate(condition.shape) if at not in moved):
                 why = "which lanes it writes differs between the programs that are summed over"
                 return Why("extent", why)
+        # The owner stores whatever branches say, a sum of nothing too: what bounds rows has to be its mask.
+        if found.asked and self.packed(affine, write, mask).terms() != {frozenset(g.terms) for g in groups}:
+            return Why("data", "its mask alone, as its owner has it, does not bound its rows")
         tile = self.tiles.node(write.offset)
         layouts = layouts_of(affine, self.g, groups, mask, len(tile.shape))
         if layouts is None:
@@ -233,9 +227,68 @@ class Owner:
             return Why("overlap", "its windows overlap: one element is read at several places")
         steps = [(region.bounds[2], region) for region in trips]  # type: ignore[index]
         covers = None
-        if not any(r.cond is not None for r in regions):  # what is summed over does not count
+        if not found.asked and not any(r.cond is not None for r in regions):
             covers = reached(affine, self.g, groups, tile, mask)
-        return Part(write, tuple(regions), own, steps, reduced, layouts, covers, tuple(virtual), turned)
+        part = Part(write, tuple(regions), own, steps, reduced, layouts, covers, tuple(virtual), turned)
+        part.asked = found.asked
+        return part
+
+    def most(self, end: Node, data: bool = True) -> Node | None:
+        """The greatest end of a loop in any program: of its value or, with `data`, of what the host finds."""
+        known = upper(self.g, end)
+        return longest(self.g, end) if known is None and data else known
+
+    def address(self, affine: Affine, write: GradWrite) -> Address | str:
+        """The dimensions of a write's address, and what they determine; or why nothing owns it."""
+        groups = affine.groups(self.tiles.node(write.offset))
+        if groups is None:
+            return Why("mixed", "its address is not a sum of strides times indices")
+        named = [var.node for group in groups for var, _ in group.terms if var.node is not None]
+        data = next((n for node in named for n in nodes_in([node]) if n.op == "load"), None)
+        if data is not None:
+            return self._of_rows(affine, write, data)
+        known: set = set()
+        for group in groups:
+            if not affine.solve(group) or any(var.kind == "opaque" for var, _ in group.terms):
+                names = ", ".join(sorted({_name(var) for var, _ in group.terms}))
+                return Why("mixed", f"its address mixes indices ({names}) in one dimension")
+            for var, _ in group.terms:
+                learn(var, known)
+        close(affine, known, groups)
+        return Address(groups, known, groups)
+
+    def packed(self, affine: Affine, write: GradWrite, mask: Node | None) -> packed.Packed:
+        """The rows of packed sequences in an address, as far as `mask` bounds them."""
+        groups = affine.groups(self.tiles.node(write.offset)) or []
+        return packed.rows(affine, groups, mask, len(write.offset.shape), None)
+
+    def _of_rows(self, affine: Affine, write: GradWrite, data: Node) -> Address | str:
+        """The same of rows that are found in data, where sequences are packed."""
+        where = f" (`{data.hint or stem(data.args[0].attrs['name'])}` of line {data.line})"
+        no = Why("data", f"its address depends on data{where}")
+        mask = None if write.mask is None else self.tiles.node(write.mask)
+        rows = self.packed(affine, write, mask)
+        if not rows.asked or asks_flags(mask, len(write.offset.shape)):
+            return no
+        every = rows.groups + rows.behind
+        known = determined(affine, every)
+        if not packed.programs(affine, rows, known):
+            return no
+        close(affine, known, every)
+        named = [var.node for group in rows.groups for var, _ in group.terms if var.node is not None]
+        if any(n.op == "load" for n in nodes_in(named)):
+            return no
+        if not all(group.solved for group in every):
+            return Why("mixed", f"{no}, and mixes indices in one dimension")
+        for asked in (one for one in rows.asked if isinstance(one, packed.Distinct)):
+            if self.programs.table.get(self.g.pid(asked.axis)) not in self.programs.virtual:
+                return no  # the table is not read by the programs of an axis as they are
+        # A batch of packed sequences is one: other programs would store the same rows in the forward, too.
+        plain = Affine(self.g)
+        whole = packed.Packed(plain.groups(write.offset) or [], asked=rows.asked)
+        for axis in range(len(self.grid)):
+            packed.alone(plain, whole, set(), axis, self.grid)
+        return Address(rows.groups, known, every, rows.asked)
 
     def computable(self, write: GradWrite) -> bool:
         """Whether another kernel can have what a write needs: no carries, loops only behind whole values."""
@@ -246,7 +299,7 @@ class Owner:
             if node in seen:
                 continue
             seen.add(node)
-            if node.home is self.g.top and node.is_float and takes_loop(node):
+            if self.spills.able(node) and takes_loop(node):
                 continue
             if node.op in ("phi", "loopout"):
                 return False
@@ -355,6 +408,7 @@ class Owner:
                 effect.offset = g.add(g.mul(g.cast(splits, "int64"), span), offset)
             made.effects.append(self._guarded(effect, first, nests[-1]) if made.optional else effect)
             made.layouts += [layout for p in plan.parts for layout in p.layouts]
+            made.asked += [asked for p in plan.parts for asked in p.asked]
             self._remove(plan)
             reason = f"owned tiles: {'partial sums of ' if split else ''}one program a tile"
             proof = "affine nest" if turned is None else turned.what
@@ -423,7 +477,7 @@ class Owner:
         for part in plan.parts:
             lo, hi, step = part.trips[index][1].bounds  # type: ignore[misc]
             start = g.const(0) if plan.absolute or not Affine(g).uniform(lo) else lo
-            counts.append(g.make("cdiv", (g.sub(upper(g, hi), start), step)))  # type: ignore[arg-type]
+            counts.append(g.make("cdiv", (g.sub(self.most(hi), start), step)))  # type: ignore[arg-type]
         return functools.reduce(lambda a, b: g.make("maximum", (a, b)), counts)
 
     def _remove(self, plan: Plan) -> None:
@@ -464,6 +518,17 @@ class Part:
     covers: Node | None = None  # how many elements all owners reach
     virtual: tuple[Node, ...] = ()  # all its program variables
     turned: Turned | None = None  # how its window was turned around
+    asked: list[packed.Asked] = field(default_factory=list)  # of tensors
+
+
+@dataclass
+class Address:
+    """The dimensions of an address, the variables they determine, all groups that do, what is asked."""
+
+    groups: list[Group]
+    known: set
+    every: list[Group]
+    asked: list[packed.Asked] = field(default_factory=list)
 
 
 @dataclass

@@ -1,0 +1,113 @@
+"""Calls in a kernel: of triton.language, of methods, of helpers, whose text is inlined."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import triton.language as tl
+
+from ..ir.nodes import Node
+from ..ir.refusal import Refusal
+from ..ir.values import BlockPtr, Ptr, is_helper
+from . import language, syntax_check
+from .expressions import Expressions
+
+
+class Calls(Expressions):
+    """Interprets calls."""
+
+    def _call(self, node: ast.Call) -> Any:
+        if any(isinstance(a, ast.Starred) for a in node.args) or any(k.arg is None for k in node.keywords):
+            raise Refusal("starred call", "starred arguments are not supported in a kernel").at(node)
+        owner = self.expr(node.func.value) if isinstance(node.func, ast.Attribute) else None
+        method = isinstance(owner, (Node, Ptr, BlockPtr))
+        function = None if method else self.expr(node.func)
+        args = [self.expr(a) for a in node.args]
+        keywords: dict = {k.arg: self.expr(k.value) for k in node.keywords}
+        if method:
+            return language.method(self, owner, node.func.attr, args, keywords)  # type: ignore
+        helper = self.functions.get(getattr(function, "__name__", "")) if is_helper(function) else None
+        if helper is not None and self._is_ours(function):
+            return self.inline(helper, args, keywords)
+        self.g.line = node.lineno
+        imported = self._source_of(function, node.lineno)
+        if imported is not None:
+            return self.inline_imported(function, imported, args, keywords)
+        return language.call(self, function, self._text_of(function, node.func), args, keywords)  # type: ignore[arg-type]
+
+    def _text_of(self, function: Any, spelled: ast.expr) -> str:
+        """How the generated code, which stands in the kernel's own file, calls a function of Triton."""
+        name, home = getattr(function, "__name__", ""), getattr(function, "__module__", "") or ""
+        if isinstance(self.module, ModuleType) and not self._renamed(function, spelled):
+            return ast.unparse(spelled)
+        if not home.startswith("triton.language"):
+            return ast.unparse(spelled)
+        if home.startswith("triton.language.extra."):
+            return f"{self.tl}.extra.libdevice.{name}"
+        return f"{self.tl}.{name}" if hasattr(tl, name) else f"{self.tl}.math.{name}"
+
+    def _renamed(self, function: Any, spelled: ast.expr) -> bool:
+        """Whether a function of triton.language is called by a name that another module gave it."""
+        if isinstance(spelled, ast.Name):
+            return getattr(tl, getattr(function, "__name__", ""), None) is function
+        root = spelled
+        while isinstance(root, ast.Attribute):
+            root = root.value
+        owner = vars(self.module).get(root.id) if isinstance(root, ast.Name) else None
+        return isinstance(owner, ModuleType) and not owner.__name__.startswith("triton")
+
+    def _is_ours(self, function: Any) -> bool:
+        """Whether a helper is one of the kernel's own file, and no namesake of one."""
+        home = function.fn.__globals__.get("__name__")
+        return isinstance(self.module, ModuleType) and home == vars(self.module).get("__name__")
+
+    def _source_of(self, function: Any, line: int) -> ast.FunctionDef | None:
+        """A helper from another module, as if it stood on the line of its call; None for what is none, has a
+        rule of its own, or no source that can be read."""
+        if not is_helper(function) or getattr(function, "__name__", "") in language.USER_RULES:
+            return None
+        try:
+            helper = ast.parse(textwrap.dedent(inspect.getsource(function.fn))).body[0]
+        except (OSError, SyntaxError, TypeError):
+            return None
+        for node in ast.walk(helper):
+            if hasattr(node, "lineno"):
+                node.lineno = node.end_lineno = line  # type: ignore[attr-defined]
+        return helper if isinstance(helper, ast.FunctionDef) else None
+
+    def inline_imported(self, function: Any, helper: ast.FunctionDef, args: list, keywords: dict) -> Any:
+        """The same as inline(), in the other module, whose names are the helper's."""
+        outer = self.module
+        self.module = SimpleNamespace(**function.fn.__globals__)
+        try:
+            return self.inline(helper, args, keywords)
+        finally:
+            self.module = outer
+
+    def inline(self, helper: ast.FunctionDef, args: list, keywords: dict) -> Any:
+        """Interpret a helper's body in its own scope."""
+        if self.depth > 16:
+            raise Refusal("recursion", f"`{helper.name}` calls itself")
+        syntax_check.check(helper)
+        names = [a.arg for a in helper.args.args]
+        scope = dict(zip(names, args, strict=False))
+        scope.update(keywords)
+        for name, default in zip(reversed(names), reversed(helper.args.defaults), strict=False):
+            if name not in scope:
+                scope[name] = self.expr(default)
+        missing = [name for name in names if name not in scope]
+        if missing:
+            raise Refusal("call", f"`{helper.name}` is called without {', '.join(missing)}")
+        outer, self.env, line = self.env, scope, self.g.line
+        self.depth += 1
+        try:
+            with self.g.at(self.g.here):
+                done = self.block(helper.body)
+        finally:
+            self.env, self.g.line = outer, line
+            self.depth -= 1
+        return done.value if done is not None else None

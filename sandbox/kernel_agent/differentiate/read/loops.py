@@ -1,0 +1,215 @@
+"""Loops of a kernel: their carries, found by interpreting a body until their list and types are stable. An
+integer that steps by an invariant is replaced by its closed form at once (loop class A).
+"""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+from ..ir.graph import promote
+from ..ir.nodes import Carry, For, Node, Region
+from ..ir.refusal import Refusal
+from ..ir.simplify import is_number, is_zero
+from ..ir.values import BlockPtr, Poison, assigned_names, bases, counted, loop_out, quotient, step_of
+from .branches import Branches
+
+
+class Loops(Branches):
+    """Interprets `for` and `while`."""
+
+    def loop(self, node: ast.For) -> None:
+        if not isinstance(node.target, ast.Name):
+            raise Refusal("loop target", "a loop needs one plain variable").at(node)
+        lo, hi, step, call = self.range(node.iter)
+        if self.whole is not None and step.op == "constexpr" and step.attrs["name"] == self.whole:
+            self.env[node.target.id] = lo
+            self.block(node.body)
+            return
+        g, first, stride = self.g, lo, step
+        downwards = step.op == "const" and step.value < 0
+        start = g.concrete(lo)
+        moved = downwards or isinstance(start, int) and start < 0
+        if moved:  # nothing after this has to know of loops that count down, or from below zero
+            lo, hi, step = g.const(0), self.trips(lo, hi, step), g.one
+        region = g.loop_region(lo, hi, step, call, node.lineno)
+        iv = region.iv
+        assert iv is not None
+        if iv.hint is None:
+            iv.hint = "step" if moved else node.target.id
+        zero_based = is_zero(lo) and is_number(step, 1)
+        with g.at(region):
+            count = iv if zero_based else g.make("floordiv", (g.sub(iv, lo), step))
+            index = g.add(first, g.mul(iv, stride)) if moved else iv
+            if moved and index.hint is None:
+                index.hint = node.target.id
+        trips = g.make("maximum", (hi if zero_based else self.trips(lo, hi, step), g.const(0)))
+        self.iterate(node, region, None, (count, trips, step, lo), {node.target.id: index})
+
+    def trips(self, lo: Node, hi: Node, step: Node) -> Node:
+        """How many steps there are from lo to hi; of a step below zero, whose value is known, too."""
+        g = self.g
+        if step.op == "const" and step.value < 0:
+            lo, hi, step = hi, lo, g.const(-step.value)
+        span = g.sub(hi, lo)
+        if lo.op == "const" and hi.op == "sub" and hi.args[1].op == "const":  # T - 1 down to -1
+            left = hi.args[1].value + lo.value
+            span = g.sub(hi.args[0], g.const(left)) if left else hi.args[0]
+        if hi.op == "const" and lo.op == "sub" and lo.args[0].op == "const":  # 1 - W up to 1
+            span = g.add(lo.args[1], g.const(hi.value - lo.args[0].value))
+        return span if is_number(step, 1) else g.make("cdiv", (span, step), dtype=promote((hi, lo, step)))
+
+    def while_loop(self, node: ast.While) -> None:
+        found = counted(node)
+        if found is not None and isinstance(self.try_node(self.env.get(found[0])), Node):
+            name, high, step, body = found
+            bounds = [ast.Name(name, ast.Load()), high, step]
+            call = ast.Call(ast.Name("range", ast.Load()), bounds, [])
+            loop = ast.copy_location(ast.For(ast.Name(name, ast.Store()), call, body, []), node)
+            lo, hi, stride, _ = self.range(ast.fix_missing_locations(loop).iter)
+            if not lo.is_float and not hi.is_float:
+                self.loop(loop)
+                g = self.g
+                trips = g.make("maximum", (self.trips(lo, hi, stride), g.const(0)))
+                self.env[name] = g.add(lo, g.mul(trips, stride))
+                return
+        self.iterate(node, self.g.while_region(node.lineno), node.test, None, {})
+
+    def range(self, node: ast.expr) -> tuple[Node, Node, Node, str]:
+        if not isinstance(node, ast.Call):
+            raise Refusal("loop", "only loops over a range are supported", "Count: for i in range(...).").at(
+                node
+            )
+        function = self.expr(node.func)
+        name = getattr(function, "__name__", str(function))
+        if name not in ("range", "static_range"):
+            raise Refusal(
+                f"loop over {name}", "only loops over a range are supported", "Count: for i in range(...)."
+            ).at(node)
+        bounds = [self.node(self.expr(a)) for a in node.args]
+        if len(bounds) == 1:
+            bounds = [self.g.const(0), *bounds]
+        lo, hi, step = bounds if len(bounds) > 2 else (*bounds, self.g.one)
+        return lo, hi, step, f"{self.tl}.static_range" if name == "static_range" else "range"
+
+    def iterate(
+        self, node: Any, region: Region, test: ast.expr | None, affine: tuple | None, extra: dict
+    ) -> None:
+        """Interpret a body until its carries are known, then keep that version."""
+        g, outer, before, effects = self.g, self.g.here, self.env, self.effects
+        assigned = [n for n in dict.fromkeys(assigned_names(node.body)) if n in before and n not in extra]
+        entry = {name: self.leaves(before[name]) for name in assigned}
+        plan: dict[tuple[str, int], tuple] = {
+            (name, i): ("phi", leaf.dtype, leaf.shape, leaf.active, leaf.weak)
+            for name in assigned
+            for i, leaf in enumerate(entry[name])
+        }
+        marks = len(self.stored), len(self.loaded)
+        for _ in range(12):
+            del self.stored[marks[0] :], self.loaded[marks[1] :]
+            loop = For(region, outer, line=node.lineno)
+            g.here, self.effects, self.env = region, loop.effects, {**before, **extra}
+            current = {key: self._carried(region, key, how, entry) for key, how in plan.items()}
+            for name in assigned:
+                parts = [current[name, i] for i in range(len(entry[name]))]
+                self.env[name] = self.rebuild(before[name], parts)
+            if test is not None:
+                loop.cond = self.node(self.expr(test))
+            if self.block(node.body) is not None:
+                raise Refusal("return in a loop", "a return inside a loop is not supported").at(node)
+            turned = next((n for n in assigned if bases(self.env[n]) != bases(before[n])), None)
+            self._same_blocks(node, before, assigned)
+            if turned is not None:
+                message = f"`{turned}` points into another buffer after a step"
+                raise Refusal("pointer", message, "Load from each buffer apart.").at(node)
+            revised = self._revise(plan, current, entry, affine, region)
+            if revised == plan:
+                break
+            plan = revised
+        else:
+            raise Refusal("loop", "the types of the values carried by this loop do not settle").at(node)
+        after = self.env
+        g.here, self.effects, self.env = outer, effects, {**before}
+        for name in assigned:
+            leaves = zip(entry[name], self.leaves(after[name]), strict=False)
+            results = [
+                self._after(loop, plan[name, i], current[name, i], init, out, affine)
+                for i, (init, out) in enumerate(leaves)
+            ]
+            self.env[name] = self.rebuild(before[name], results)
+        for name in (name for name in after if name not in before):
+            self.env[name] = Poison(f"`{name}` is assigned only inside a loop and used after it")
+        effects.append(loop)
+
+    def _same_blocks(self, node: Any, before: dict, assigned: list[str]) -> None:
+        for name in assigned:
+            a, b = before[name], self.env[name]
+            if isinstance(a, BlockPtr) and isinstance(b, BlockPtr) and a.block != b.block:
+                message = f"`{name}` points to blocks of another shape after a step"
+                raise Refusal("pointer", message, "Give the block pointer in the loop another name.").at(node)
+
+    def _carried(self, region: Region, key: tuple, how: tuple, entry: dict) -> Node:
+        name, i = key
+        init = entry[name][i]
+        if how[0] == "same":
+            return init
+        if how[0] == "closed":
+            _, step, scale = how
+            return self.g.add(init, self.g.mul(step, scale))
+        _, dtype, shape, active, _ = how
+        phi = self.g.fresh("phi", {"name": name}, dtype, shape, region)
+        phi.active, phi.hint = active, name
+        return phi
+
+    def _revise(self, plan: dict, current: dict, entry: dict, affine: tuple | None, region: Region) -> dict:
+        """How each leaf is carried, judged from one pass over the body."""
+        revised = {}
+        for key, how in plan.items():
+            name, i = key
+            init, phi = entry[name][i], current[key]
+            leaves = self.leaves(self.env[name])
+            if i >= len(leaves):
+                raise Refusal(
+                    "loop", f"`{name}` changes its kind inside the loop", "Give the other value another name."
+                )
+            out = leaves[i]
+            if how[0] in ("same", "closed") or out is phi or out is init:
+                revised[key] = ("same",) if how[0] == "phi" else how
+                continue
+            step = step_of(self.g, phi, out) if affine is not None and not out.is_float else None
+            if affine is not None and step is not None and not step.home.inside(region):
+                revised[key] = ("closed", *self._scaled(step, affine))
+                continue
+            if not init.weak:
+                dtype = init.dtype
+            elif out.weak:
+                dtype = promote((init, out))
+            else:  # a Python number takes the type of what it becomes
+                dtype = out.dtype if out.is_float or not init.is_float else init.dtype
+            shape = max(init.shape, out.shape, key=len)
+            revised[key] = ("phi", dtype, shape, out.active or init.active, out.weak and init.weak)
+        return revised
+
+    def _scaled(self, step: Node, affine: tuple) -> tuple[Node, Node]:
+        """`step * iteration`, by way of the loop variable where the step is a multiple of the loop's."""
+        count, _, loop_step, _lo = affine
+        with self.g.at(count.home):
+            rest = None if is_number(loop_step, 1) else quotient(self.g, step, loop_step)
+        return (rest, count.args[0]) if rest is not None and count.op == "floordiv" else (step, count)
+
+    def _after(self, loop: For, how: tuple, phi: Node, init: Node, out: Node, affine: tuple | None) -> Node:
+        """A leaf after the loop."""
+        g = self.g
+        if how[0] == "same":
+            return init
+        if how[0] == "closed":
+            count, trips, loop_step, _ = affine  # type: ignore[misc]
+            _, step, scale = how
+            return g.add(init, g.mul(step, trips if scale is count else g.mul(trips, loop_step)))
+        if init.shape != phi.shape:
+            init = g.broadcast(init, phi.shape)
+        if out.shape != phi.shape:
+            with g.at(loop.region):
+                out = g.broadcast(out, phi.shape)
+        loop.carries.append(Carry(phi, init, out))
+        return loop_out(g, loop, len(loop.carries) - 1)
