@@ -1,7 +1,7 @@
 """Rotation matrices from six numbers each, the continuous representation that pose networks regress.
 
-Forward    x and y the halves of six numbers;  b = x / |x|,  s = <b, y>,  u = y - s b,  c = u / |u|,  d = b x c;
-           R has the rows b, c, d.  |.| is (|.|^2 + eps)^(1/2)
+Forward    x and y the halves of six numbers;  b = x / |x|,  s = <b, y>,  u = y - s b,  c = u / |u|,
+           d = b x c;  R has the rows b, c, d, and |v| is (<v, v> + eps)^(1/2)
 Backward   with the rows B, C, D of dR, in the order in which the steps are undone:
            d = b x c:     B += c x D,  C += D x b
            c = u / |u|:   du = (C - c <c, C>) / |u|

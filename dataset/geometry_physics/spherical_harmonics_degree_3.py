@@ -1,10 +1,10 @@
 """Real spherical harmonics of directions, up to degree 3: the angular features of an equivariant network.
 
 Forward    u = a x,  a = (|x|^2 + eps)^(-1/2);  Y_k(u), k = 0..15, orthonormal polynomials of (x, y, z) of u
-Backward   du = sum_k dY_k grad Y_k(u), polynomials of one degree less; and since d(a x) = a (dx - u <u, dx>),
-           dx = a (du - u <u, du>): what stretches x changes nothing
+Backward   du = sum_k dY_k grad Y_k(u), polynomials of one degree less; d(a x) = a (dx - u <u, dx>) has a
+           symmetric matrix, so  dx = a (du - u <u, du>): what stretches x changes nothing
 
-Forward schedule: a lane owns a point and has its sixteen polynomials share the products of coordinates.
+Forward schedule: a lane owns a point and makes all sixteen polynomials from the same few products.
 Backward schedule: the same lane reads the three coordinates and its sixteen dY, and contracts each dY with the
 gradient of its polynomial as it arrives: the 16 x 3 Jacobian exists one term at a time, in registers. The
 projection is made once, on du, not sixteen times on the rows of the Jacobian. Nothing is saved; u costs one
