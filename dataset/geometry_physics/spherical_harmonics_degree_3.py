@@ -5,8 +5,8 @@ Backward   du = sum_k dY_k grad Y_k(u), polynomials of one degree less; d(a x) =
            symmetric matrix, so  dx = a (du - u <u, du>): what stretches x changes nothing
 
 Forward schedule: a lane owns a point and makes all sixteen polynomials from the same few products.
-Backward schedule: the same lane reads the three coordinates and its sixteen dY, and contracts each dY with the
-gradient of its polynomial as it arrives: the 16 x 3 Jacobian exists one term at a time, in registers. The
+Backward schedule: the same lane reads the three coordinates and its sixteen dY, and contracts each dY with
+the gradient of its polynomial as it arrives: the 16 x 3 Jacobian exists one row at a time, in registers. The
 projection is made once, on du, not sixteen times on the rows of the Jacobian. Nothing is saved; u costs one
 square root, and reading it would cost what reading x costs.
 
