@@ -11,7 +11,7 @@ row and the correction. The seed, x and g are forgotten. Noise that multiplies w
 op: gumbel_softmax
 schedule: row_reduce_correct
 difficulty: 2
-dtypes: fp32, bf16
+dtypes: fp32
 """
 
 import torch

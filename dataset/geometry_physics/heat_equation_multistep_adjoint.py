@@ -38,8 +38,8 @@ def at(ptr, y, x, p, Y, X):
 
 @triton.jit
 def step_kernel(u_ptr, k_ptr, out_ptr, Y, X, BLOCK: tl.constexpr):
-    field = tl.program_id(0).to(tl.int64) * Y * X
-    p = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    field = tl.program_id(1).to(tl.int64) * Y * X
+    p = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     y, x = p // X, p % X
     u_ptr += field
     u, k = at(u_ptr, y, x, p, Y, X), at(k_ptr, y, x, p, Y, X)
@@ -55,7 +55,7 @@ def heat_forward(u0, k, T):
     states = torch.empty((T, B, Y, X), device=u0.device, dtype=u0.dtype)
     for t in range(T):
         source = states[t - 1] if t else u0
-        step_kernel[(B, triton.cdiv(Y * X, BLOCK))](source, k, states[t], Y, X, BLOCK=BLOCK)
+        step_kernel[(triton.cdiv(Y * X, BLOCK), B)](source, k, states[t], Y, X, BLOCK=BLOCK)
     return states
 
 
