@@ -94,7 +94,7 @@ def reference(x, e, s, box=8.0, cutoff=2.5, alpha=0.5):
     return 0.5 * e * torch.where(counts, 4 * (u * u - u), 0.0).sum(2)
 
 
-SWEEP = [{"B": 8, "N": 4096}, {"B": 3, "N": 5003}]
+SWEEP = [{"B": 8, "N": 2048}, {"B": 3, "N": 1501}]
 SWEEP_CPU = [{"B": 2, "N": 23}, {"B": 1, "N": 66}]
 
 

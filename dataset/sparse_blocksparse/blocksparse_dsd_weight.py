@@ -12,7 +12,7 @@ told to turn each block, and given the list in its own order, which is by rows. 
 stored block, who walks the rows of x and dy: dense operands, a sparse result. With a tenth of the blocks
 that is a tenth of a dense layer's products; making dW whole and masking it would be all of them.
 
-op: blocksparse_dsd
+op: blocksparse_linear
 schedule: swap_owner, segment_gather
 difficulty: 4
 dtypes: fp32, bf16
