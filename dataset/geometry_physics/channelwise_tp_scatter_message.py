@@ -100,7 +100,7 @@ def reference(x, y, w, source, first):
 
 
 SWEEP = [{"nodes": 8000, "edges": 160000, "C": 128}, {"nodes": 1201, "edges": 20011, "C": 90}]
-SWEEP_CPU = [{"nodes": 11, "edges": 30, "C": 16}, {"nodes": 4, "edges": 17, "C": 37}]
+SWEEP_CPU = [{"nodes": 7, "edges": 16, "C": 16}, {"nodes": 4, "edges": 9, "C": 37}]
 
 
 def make_args(dims, device="cuda", dtype=torch.float32):
