@@ -60,7 +60,7 @@ SWEEP_CPU = [{"segments": 11, "rows": 63, "D": 20}, {"segments": 4, "rows": 90, 
 
 def make_args(dims, device="cuda", dtype=torch.float32):
     """Segments of uneven lengths, some of none."""
-    segments, rows = dims["segments"], dims["rows"]
+    segments, rows = dims["segments"], dims["rows"] if dims["segments"] else 0
     place = (segments * torch.rand(rows, device=device) ** 3).long().clamp(max=segments - 1)
     first = torch.searchsorted(place.sort().values, torch.arange(segments + 1, device=device))
     return torch.randn(rows, dims["D"], device=device, dtype=dtype), first
