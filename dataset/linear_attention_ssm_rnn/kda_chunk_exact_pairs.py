@@ -48,6 +48,7 @@ def tiling(q):
         "CHUNK": CHUNK,
         "BLOCK_K": max(16, triton.next_power_of_2(q.shape[3])),
         "BLOCK_V": 32,
+        "num_warps": 8 if q.dtype == torch.float32 else 4,
     }
 
 

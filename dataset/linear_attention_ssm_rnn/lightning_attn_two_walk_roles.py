@@ -35,9 +35,9 @@ def autodiff(inputs_require_grad=()):  # marks the stub for kernel-agent
 def tiling(q):
     return {
         "PRECISION": "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee",
-        "BLOCK": 16 if q.dtype == torch.float32 else 64,
+        "BLOCK": 16 if q.dtype == torch.float32 else 32,
         "BLOCK_D": max(16, triton.next_power_of_2(q.shape[3])),
-        "num_warps": 8,
+        "num_warps": 16,
         "num_stages": 1,
     }
 

@@ -37,7 +37,7 @@ def tiling(q):
         "PRECISION": "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee",
         "CHUNK": CHUNK,
         "BLOCK_D": max(16, triton.next_power_of_2(q.shape[3])),
-        "num_warps": 4,
+        "num_warps": 8,
         "num_stages": 1,
     }
 
