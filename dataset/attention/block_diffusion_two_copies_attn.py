@@ -34,11 +34,13 @@ LOG2E = 1.4426950408889634
 
 
 def tiling(q):
+    """Tiles and the precision of dots; products of whole float32 numbers want small tiles."""
+    single, BLOCK_D = q.dtype == torch.float32, max(16, triton.next_power_of_2(q.shape[4]))
     return {
         "PRECISION": "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee",
-        "BLOCK": 32 if q.dtype == torch.float32 else 64,
-        "BLOCK_D": max(16, triton.next_power_of_2(q.shape[4])),
-        "num_warps": 4 if q.dtype == torch.float32 else 8,
+        "BLOCK": (32 if BLOCK_D <= 64 else 16) if single else 64,
+        "BLOCK_D": BLOCK_D,
+        "num_warps": 4 if single else 8,
         "num_stages": 1,
     }
 
