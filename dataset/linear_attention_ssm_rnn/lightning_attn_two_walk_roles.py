@@ -9,8 +9,8 @@ Backward   R is the gradient of the state after the block, R <- e^{-l C} R + Q^T
            dK = diag(e^{-l (C - 1 - j)}) V R^T + (dO V^T * L)^T Q,
            dV = diag(e^{-l (C - 1 - j)}) K R + (Q K^T * L)^T dO
 
-Forward schedule: one program a head walks the blocks with the whole of S in registers; with a few dozen heads
-and a batch that fills a GPU, and no state ever reaches memory.
+Forward schedule: one program a head walks the blocks with the whole of S in registers: a few dozen heads
+times a batch are programs enough for a GPU, and no state ever reaches memory.
 Backward schedule: dQ needs S, which is built from the left, dK and dV need R, built from the right, and
 neither needs the other. So they are two roles of one launch: the programs with second coordinate 0 walk
 forward with S, the others backward with R. Both run at the same time, where two walks of one program would
