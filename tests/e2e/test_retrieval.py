@@ -63,7 +63,7 @@ def test_search__finds_a_pair_that_helps(agent: Agent, tmp_path: Path) -> None:
     found = [retrieval.ask(str(PROGRAM), str(store), query, retrieval.SHOWN) for query in asked]
     shown = [[name for name, _ in hits] for hits in found]
     result = retrieval.scores(asked, shown, shown)
-    assert result["recall@4 by id"] >= 0.88 and result["recall@4 by family"] >= 0.93, result
+    assert result["recall@4 by id"] >= 0.9 and result["recall@4 by family"] >= 0.95, result
     useful = [
         name in query.ids for query, hits in zip(asked, found, strict=True) for name, x in hits if x >= 0.6
     ]
