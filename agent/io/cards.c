@@ -18,8 +18,8 @@ struct card {
     bool alone;   /* its one child has it to itself */
     bool awaited; /* by one that is to have it so */
     bool lent;    /* gate and lock are those of that child, not of ka_cards_seize() */
-    int using; /* its descriptor holds the lock of those at work, shared or alone; -1 */
-    int gate;  /* that of whoever is alone; -1 */
+    int using;    /* its descriptor holds the lock of those at work, shared or alone; -1 */
+    int gate;     /* that of whoever is alone; -1 */
 };
 
 struct ka_cards {
