@@ -492,6 +492,17 @@ def test_inputs__that_are_not_fair_to_the_forward__are_refused(source, varied, w
     assert list(case["blame"]) == [f"x {kind}" for choice in varied.values() for kind in choice.values()]
 
 
+def test_gradient_that_hangs_on_few_of_its_elements__is_made_at_inputs_close_by_too(write, tmp_path):
+    """Of a norm over one column nearly all cancels: what is left is that of the rows nearest to zero."""
+    column = BY_STRIDE.replace("tl.sum(tl.exp(x), axis=0)", "tl.sum(x * tl.rsqrt(x * x + 1e-6), axis=0)")
+    near = {"near/0/x", "near_base/5/x"}
+    case, made = run_case(write(column), tmp_path, dims={"M": 45, "N": 1})
+    assert case["ok"] and near <= set(made)
+    squares = made["grad/x"].square()
+    assert squares.max() > squares.sum() / 20, "else this is no such case"
+    assert not near & set(run_case(write(BY_STRIDE), tmp_path, dims={"M": 45, "N": 1})[1])
+
+
 def test_inputs__of_which_rounding_decides_what_overflows__are_refused(write, tmp_path):
     """Eager PyTorch has a gradient of 1 here, in float32; without rounding it is 1e57."""
     rounds = "tl.sum(tl.sin(x / ((z * z + 1e-30) * (z * z + 1e-30))) * 1e-3 + x, axis=0)"
