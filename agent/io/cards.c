@@ -304,6 +304,8 @@ void ka_cards_leave_alone(struct ka_cards *cards, size_t i, bool began)
 void ka_cards_look(const struct ka_cards *cards, size_t i, struct ka_card_use *use)
 {
     const struct card *card = &cards->list[i];
-    *use = (struct ka_card_use){
-        .runs = card->runs, .children = card->children, .alone = card->gate < 0 && is_gate_closed(card)};
+    *use = (struct ka_card_use){.runs = card->runs,
+                                .children = card->children,
+                                .alone =
+                                    card->alone || card->awaited || (card->gate < 0 && is_gate_closed(card))};
 }

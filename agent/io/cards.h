@@ -46,7 +46,7 @@ void ka_cards_release(struct ka_cards *cards, size_t card);
 
 struct ka_card_use {
     unsigned runs, children; /* of this process */
-    bool alone;              /* another process has it alone, or waits for that */
+    bool alone;              /* a child has it alone, or another process, or waits for that */
 };
 void ka_cards_look(const struct ka_cards *cards, size_t card, struct ka_card_use *use);
 

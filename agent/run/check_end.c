@@ -125,7 +125,7 @@ static void on_raced(struct ka_run *run, const struct ka_raced *raced)
     if (!check->facts)
         check->facts = json_object();
     if (raced->doc)
-        json_object_set(check->facts, "times", (json_t *)raced->doc);
+        json_object_set(check->facts, "times", raced->doc);
     conclude_at(run, raced->cost);
 }
 

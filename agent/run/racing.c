@@ -9,6 +9,7 @@
 #include "agent/core/compose.h"
 #include "agent/core/fields.h"
 #include "agent/core/plan.h"
+#include "agent/core/race.h"
 #include "base/each.h"
 #include "base/files.h"
 #include "base/log.h"
@@ -97,40 +98,38 @@ static json_t *doc_of(const json_t *cases, const json_t *timed, const struct ka_
     return doc;
 }
 
-static void put_result(const struct ka_race *race, char *text, size_t size)
+static void tell(const struct ka_run *run, const struct ka_race *race, bool won)
 {
     if (race->ratio.count)
-        snprintf(text, size, "%.3f of the best's time (%.3f to %.3f)", race->ratio.median, race->ratio.low,
-                 race->ratio.high);
+        ka_log(KA_LOG_INFO, "%s: %.3f of the best's time (%.3f to %.3f)%s", run->name, race->ratio.median,
+               race->ratio.low, race->ratio.high, won ? "" : ": no gain");
     else
-        snprintf(text, size, "forward and backward take %.4g ms", race->ms);
+        ka_log(KA_LOG_INFO, "%s: forward and backward take %.4g ms", run->name, race->ms);
 }
 
+/* `why`: the candidate could not be timed; NULL: `timed` has its samples. */
 static void end(struct ka_run *run, const json_t *timed, const char *why)
 {
     ka_run_raced_fn next = run->raced;
-    json_auto_t *cases = run->race_cases;
+    json_auto_t *cases = run->race_cases, *doc = NULL;
     run->raced = NULL;
     run->race_cases = NULL;
-    double min_rel = run->job.limits.min_rel_impr;
-    struct ka_raced raced = {.why = why, .cost = INFINITY};
+    struct ka_raced raced = {.cost = INFINITY};
+    struct ka_race race;
     struct ka_err err;
-    char text[160];
-    if (!raced.why && ka_race_of(timed, &raced.is, &err))
-        raced.why = err.msg;
-    json_auto_t *doc = raced.why ? NULL : doc_of(cases, timed, &raced.is);
-    if (raced.why) {
-        snprintf(text, sizeof(text), "not timed");
-        ka_log(KA_LOG_INFO, "%s: not timed: %s", run->name, raced.why);
+    if (!why && ka_race_of(timed, &race, &err))
+        why = err.msg;
+    if (why) {
+        ka_log(KA_LOG_INFO, "%s: not timed: %s", run->name, why);
     } else {
-        put_result(&raced.is, text, sizeof(text));
-        raced.won = !raced.is.ratio.count || ka_race_won(&raced.is, min_rel);
-        raced.cost = ka_race_cost(&raced.is, run->job.best_cost, min_rel);
-        ka_log(KA_LOG_INFO, "%s: %s%s", run->name, text, raced.won ? "" : ": no gain");
+        double min_rel = run->job.limits.min_rel_impr;
+        doc = doc_of(cases, timed, &race);
+        raced = (struct ka_raced){.cost = ka_race_cost(&race, run->job.best_cost, min_rel),
+                                  .won = !race.ratio.count || ka_race_won(&race, min_rel),
+                                  .doc = doc};
+        tell(run, &race, raced.won);
         ka_record_add(run->record, "race", json_incref(doc));
     }
-    raced.doc = doc;
-    raced.result = text;
     next(run, &raced);
 }
 
@@ -156,7 +155,7 @@ void ka_run_race(struct ka_run *run, const char *pair_path, ka_run_raced_fn next
     run->raced = next;
     ka_log_progress(run->name, rival ? "timed beside the best" : "timed");
     ka_run_op(run, "bench", pair_path,
-              json_pack("{s:O, s:i, s:i, s:[s], s:s*}", "cases", run->race_cases, "seconds", SECONDS,
+              json_pack("{s:O, s:i, s:i, s:[s], s:s?}", "cases", run->race_cases, "seconds", SECONDS,
                         "rounds", ROUNDS, "passes", "both", "rival", rival),
               on_timed);
 }

@@ -2,18 +2,14 @@
 #ifndef KA_RUN_RACING_H
 #define KA_RUN_RACING_H
 
-#include "agent/core/race.h"
 #include "internal.h"
 
 /* What a race came to; valid during the call. */
 struct ka_raced {
-    const char *why;    /* the candidate could not be timed; NULL: it was */
-    struct ka_race is;  /* without a ratio where there is no verified best yet */
-    double cost;        /* for the job: ka_race_cost(); INFINITY where it was not timed */
-    bool won;           /* faster than the best, or the first */
-    const json_t *doc;  /* {"ms", "way": "graph" | "alone", "shapes": [{"dims", "ms"}], "ratio"?, "low"?,
-                           "high"?}, of forward and backward together; NULL where it was not timed */
-    const char *result; /* a few words: "0.93 of the best's time (0.92 to 0.94)" */
+    double cost; /* for the job: ka_race_cost(); INFINITY where it could not be timed */
+    bool won;    /* faster than the best, or the first */
+    json_t *doc; /* {"ms", "way": "graph" | "alone", "shapes": [{"dims", "ms"}], "ratio"?, "low"?, "high"?},
+                    of forward and backward together; NULL where it could not be timed; borrowed */
 };
 
 typedef void (*ka_run_raced_fn)(struct ka_run *run, const struct ka_raced *raced);

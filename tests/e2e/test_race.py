@@ -82,5 +82,5 @@ def test_move__that_cannot_be_timed__is_no_gain(agent: Agent, endpoint: Callable
 # Whoever comes with a rival is not called.
 BROKEN = """        call()
         import json, os
-        if "rival" in json.load(open(os.path.join(os.environ["HOME"], "request.json"))):
+        if json.load(open(os.path.join(os.environ["HOME"], "request.json"))).get("rival"):
             raise RuntimeError("out of launches")"""

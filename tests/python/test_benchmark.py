@@ -83,6 +83,13 @@ def test_rival__another_pair_of_the_forward__takes_turns_with_ours_alone(write, 
     assert len(ours) == len(other) and other[0] == pytest.approx(ours[0] + 0.1)
 
 
+def test_rival__null__times_ours_alone_and_calls_nobody_else(write, tmp_path):
+    loud = PAIR.replace("    SEEN.append(", "    raise SystemExit  # SEEN.append(")
+    assert loud != PAIR
+    found = by_name(run(write(loud), tmp_path, rival=None, passes=["both"], rounds=9))
+    assert list(found) == ["ours"] and len(found["ours"]["times"]["both"]["graph"]) == 9
+
+
 def test_graph__that_cannot_be_captured__says_why_and_plain_calls_go_on(write, tmp_path):
     found = by_name(run(write(PAIR), tmp_path, FakeGpu(refuses="scale_autograd")))
     assert "not permitted when stream is capturing" in found["ours"]["no_graph"]

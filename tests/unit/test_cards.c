@@ -186,6 +186,9 @@ static void child__that_is_alone__begins_after_those_at_work_and_before_any_othe
     assert_true(enters(cards, 1));
     ka_cards_leave(cards, 0);
     assert_true(ka_cards_enter_alone(cards, 0, &elsewhere));
+    struct ka_card_use use;
+    ka_cards_look(cards, 0, &use);
+    assert_true(use.alone && use.children == 1);
     assert_false(enters(cards, 0) || ka_cards_enter_alone(cards, 0, &elsewhere));
     assert_false(ka_cards_enter(others, 0, &elsewhere));
     assert_true(elsewhere && enters(others, 1));

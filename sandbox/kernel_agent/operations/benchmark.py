@@ -5,9 +5,9 @@
     compile     torch.compile of that
     baseline    what its baseline() returns, a function with the stub's parameters
 
-or, where the request names one, beside another pair of the same forward alone:
+or, where the request has a member "rival", none of those but
 
-    rival       the entry of that file
+    rival       the entry of the file that it names; null: nobody, ours alone is timed
 
 All are called in one process, in turn, on inputs drawn anew for each call. Nothing here judges: samples go to
 the daemon as they are. This process has run the candidate's code, which could change all that it says
@@ -59,7 +59,7 @@ def run(request: dict[str, Any], scratch: Path, gpu: Gpu | None = None) -> dict[
         try:
             passes = request.get("passes") or PASSES
             bench = Bench(fwd, gpu, case, passes, request.get("dtype"))
-            subjects = beside(entry, rival) if rival else subjects_of(fwd, entry, gpu)
+            subjects = beside(entry, rival) if "rival" in request else subjects_of(fwd, entry, gpu)
             least = request.get("rounds") or ROUNDS_LEAST
             made = {"ok": True, **bench.run(subjects, share, least, most)}
         except (Exception, SystemExit) as exc:  # noqa: BLE001 (one case fails, the others go on)
@@ -119,9 +119,9 @@ def subjects_of(fwd: Forward, entry: Callable[..., Any], gpu: Gpu) -> list[Subje
     ]
 
 
-def beside(entry: Callable[..., Any], rival: Callable[..., Any]) -> list[Subject]:
-    """The file's entry and another pair's."""
-    return [Subject("ours", entry), Subject("rival", rival)]
+def beside(entry: Callable[..., Any], rival: Callable[..., Any] | None) -> list[Subject]:
+    """The file's entry, and another pair's where there is one."""
+    return [Subject("ours", entry)] + ([Subject("rival", rival)] if rival else [])
 
 
 def _baseline(fwd: Forward) -> tuple[Callable[..., Any] | None, str | None]:
