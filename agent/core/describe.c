@@ -519,8 +519,7 @@ bool ka_describe_raised(const json_t *facts, const struct ka_place *place, struc
     return first;
 }
 
-/* What a race said (agent/run/racing.h). */
-static void put_measured(const json_t *times, struct ka_buf *out)
+void ka_describe_times(const json_t *times, struct ka_buf *out)
 {
     if (!json_is_object(times))
         return;
@@ -532,13 +531,15 @@ static void put_measured(const json_t *times, struct ka_buf *out)
         ka_describe_dims(json_object_get(shape, "dims"), out);
         ka_buf_printf(out, ": %.4g ms", ka_number_of(shape, "ms", 0));
     }
-    ka_buf_puts(out, ".\n\n");
+    ka_buf_puts(out, ".");
 }
 
 int ka_describe_facts(const json_t *facts, struct ka_buf *out)
 {
     KA_AUTO_BUF struct ka_buf body = {0};
-    put_measured(json_object_get(facts, "times"), out);
+    const json_t *times = json_object_get(facts, "times");
+    ka_describe_times(times, out);
+    ka_buf_puts(out, json_is_object(times) ? "\n\n" : "");
     json_auto_t *kernels = kernels_of(facts);
     put_traffic(facts, "forward", &body);
     put_traffic(facts, "backward", &body);

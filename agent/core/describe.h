@@ -31,8 +31,12 @@ bool ka_describe_uncompiled(const json_t *facts, const struct ka_place *place, s
  * ka_place_error() has it. False, and nothing is added, where that is not known. */
 bool ka_describe_raised(const json_t *facts, const struct ka_place *place, struct ka_buf *out);
 
-/* Operation facts: traffic of forward and backward, and a table of the compiled kernels. Says that nothing
- * was timed. */
+/* The times of a race ("times" of a candidate's facts, agent/run/racing.h) in a sentence; nothing where there
+ * are none. */
+void ka_describe_times(const json_t *times, struct ka_buf *out);
+
+/* Operation facts: those times, traffic of forward and backward, and a table of the compiled kernels. Says that
+ * what was counted is no time. */
 int ka_describe_facts(const json_t *facts, struct ka_buf *out);
 
 /* One attempt of a run's history in one line: phase, origin, direction, note, verdict, cost, and the first

@@ -318,7 +318,10 @@ static void put_speed(struct ka_page *page, const json_t *result)
     if (!ka_page_verified(result))
         return;
     ka_page_heading(page, "Speed");
-    ka_page_paragraph(page, "Not timed: there is no time without a GPU to measure it on.");
+    KA_AUTO_BUF struct ka_buf text = {0};
+    ka_describe_times(get(get(result, "measured"), "times"), &text);
+    ka_page_paragraph(page,
+                      text.len ? text.data : "Not timed: there is no time without a GPU to measure it on.");
 }
 
 static void put_children(struct ka_page *page, const json_t *children)
@@ -438,11 +441,13 @@ static void put_facts(struct ka_page *page, const json_t *result)
     put_measure(page, "registers, most of a kernel", sums.registers, false);
     put_measure(page, "spills, most of a kernel", sums.spills, false);
     put_measure(page, "shared memory, most of a kernel", sums.shared, true);
-    put_measure(page, "modelled cost", ka_number_of(result, "modelled_cost", -1), false);
-    ka_page_put(
-        page,
-        "\nThe modelled cost is computed from the counts above to compare schedules of this one backward. "
-        "It is not a time, and no time follows from it.\n\n");
+    if (has_number(result, "modelled_cost")) {
+        put_measure(page, "modelled cost", number_of(result, "modelled_cost"), false);
+        ka_page_put(page,
+                    "\nThe modelled cost is computed from the counts above to compare schedules of this one "
+                    "backward. It is not a time, and no time follows from it.\n");
+    }
+    ka_page_put(page, "\n");
     ka_describe_facts(measured, &detail);
     if (detail.len)
         ka_page_putf(page, "%s\n", detail.data);

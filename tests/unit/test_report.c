@@ -108,6 +108,18 @@ static void report__facts__are_counted_and_claim_no_time(void **state)
     assert_has("Not timed");
 }
 
+static void report__times_of_a_run_on_a_gpu__are_its_speed_and_nothing_is_modelled(void **state)
+{
+    (void)state;
+    report("{\"stub\": \"norm\", \"verdict\": \"verified\", \"ms\": 0.25, \"modelled_cost\": null, "
+           "\"measured\": {\"cases\": [], \"times\": {\"way\": \"graph\", \"ms\": 0.25, \"shapes\": "
+           "[{\"dims\": {\"M\": 8}, \"ms\": 0.25}]}}}");
+    assert_has(
+        "## Speed\n\nMeasured on the GPU, forward and backward together, as CUDA graphs: M=8: 0.25 ms.");
+    assert_lacks("Not timed");
+    assert_lacks("odelled cost");
+}
+
 static void report__history_pairs_and_answers__are_listed(void **state)
 {
     (void)state;
@@ -296,6 +308,7 @@ int main(void)
         TEST(report__verified_run__tells_verdict_and_shapes),
         TEST(report__gradients__have_error_baseline_and_worst_shape),
         TEST(report__facts__are_counted_and_claim_no_time),
+        TEST(report__times_of_a_run_on_a_gpu__are_its_speed_and_nothing_is_modelled),
         TEST(report__history_pairs_and_answers__are_listed),
         TEST(report__failed_run__tells_why),
         TEST(report__shape_of_the_other_kinds__is_named),
