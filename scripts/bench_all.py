@@ -32,25 +32,19 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import bounded
-from verify_dataset import REASON_MAX, digest, gpus, program_digest, version_of
+from gpu import REFERENCES
+from verify_dataset import NAMES, REASON_MAX, digest, program_digest, version_of
 
 ROOT = Path(__file__).resolve().parents[1]
 MARKER = "# ---- backward ----"
 OTHERS = ("eager", "compile")
-# Of examples that have none.
-REFERENCES = {
-    "softmax": "def reference(x):\n    return torch.softmax(x, dim=-1)\n",
-    "swiglu": "def reference(gate, up):\n    return torch.nn.functional.silu(gate) * up\n",
-}
-
 Entry = dict[str, Any]
 
 
-def forward_of(path: Path) -> str:
+def forward_of(name: str) -> str:
     """What is above the marker, with a reference() to time against."""
-    text = path.read_text().partition(MARKER)[0].rstrip() + "\n"
-    more = REFERENCES.get(path.stem, "") if "def reference(" not in text else ""
-    return f"{text}\n\n{more}" if more else text
+    text = (ROOT / name).read_text().partition(MARKER)[0].rstrip() + "\n"
+    return f"{text}\n\n{REFERENCES[name]}" if name in REFERENCES else text
 
 
 def ratios_of(result: Entry) -> Entry:
@@ -108,7 +102,7 @@ class Run:
         folder = self.args.work / Path(name).stem
         folder.mkdir(parents=True, exist_ok=True)
         forward = folder / path.name
-        forward.write_text(forward_of(path))
+        forward.write_text(forward_of(name))
         entry: Entry = {"file": name, "sha256": digest([path]), "program": self.program}
         if time.monotonic() > self.until:
             return entry | {"reason": "had no turn"}
@@ -179,7 +173,7 @@ def main() -> int:
     parser.add_argument("--list", type=Path, default=ROOT / "bench" / "gpu" / "geomean.txt")
     parser.add_argument("--work", type=Path, default=ROOT / "generated" / "bench")
     args = parser.parse_args()
-    args.gpus = gpus()
+    args.gpus = bounded.smi(NAMES) or []
     run = Run(args)
     if not run.files:
         print(f"no file matches {args.only.pattern!r}", file=sys.stderr)

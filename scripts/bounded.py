@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import platform
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -36,6 +37,14 @@ def machine() -> dict[str, Any]:
 def load() -> float:
     """How many processes want a core: beside two cores, times at a load of 18 are noise."""
     return round(os.getloadavg()[0], 1)
+
+
+def smi(query: str) -> list[str] | None:
+    """The lines that nvidia-smi answers a query with; None where nobody can say."""
+    if shutil.which("nvidia-smi") is None:
+        return None
+    asked = run(["nvidia-smi", f"--query-{query}", "--format=csv,noheader,nounits"], 20)
+    return [line.strip() for line in asked.out.splitlines()] if asked.code == 0 else None
 
 
 def write_json(path: Path, result: object) -> None:

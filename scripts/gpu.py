@@ -159,17 +159,9 @@ def of_script(ended: bounded.Ended, file: Path | None = None) -> dict[str, Any]:
 # ---- processes on the GPU
 
 
-def smi(query: str) -> list[str] | None:
-    """The lines that nvidia-smi answers a query with; None where nobody can say."""
-    if shutil.which("nvidia-smi") is None:
-        return None
-    asked = bounded.run(["nvidia-smi", f"--query-{query}", "--format=csv,noheader,nounits"], 20)
-    return [line.strip() for line in asked.out.splitlines()] if asked.code == 0 else None
-
-
 def compute_processes() -> list[int] | None:
     """Processes that hold memory of a GPU; None where nobody can say."""
-    found = smi("compute-apps=pid")
+    found = bounded.smi("compute-apps=pid")
     return None if found is None else sorted(int(line) for line in found if line.isdigit())
 
 
@@ -191,7 +183,7 @@ def naming(text: str) -> list[int]:
 
 def memory_used() -> int | None:
     """MiB in use on the first GPU: what is left behind may have no process that this machine shows."""
-    found = smi("gpu=memory.used")
+    found = bounded.smi("gpu=memory.used")
     return int(found[0]) if found and found[0].isdigit() else None
 
 
@@ -626,7 +618,7 @@ def machine(python: str) -> dict[str, Any]:
     asked = bounded.run([python, "-c", code], 30)
     if asked.code == 0:
         made["torch"], made["triton"] = asked.out.split()
-    gpus = smi("gpu=name,driver_version")
+    gpus = bounded.smi("gpu=name,driver_version")
     return made if gpus is None else made | {"gpu": gpus[:1]}
 
 

@@ -35,6 +35,7 @@ import check_all
 
 ROOT = Path(__file__).resolve().parents[1]
 REASON_MAX = 300
+NAMES = "gpu=name,driver_version"  # what nvidia-smi is asked for
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 Entry = dict[str, Any]
@@ -61,16 +62,6 @@ def dtypes_of(path: Path, wanted: str) -> list[str]:
     own = named.group(1).split(", ") if named else ["fp32"]
     halves = [dtype for dtype in own if dtype != "fp32"]
     return [DTYPES[dtype] for dtype in {"own": own, "half": halves or ["fp32"]}.get(wanted, ["fp32"])]
-
-
-def gpus() -> list[str]:
-    """Name and driver of each."""
-    command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
-    try:
-        done = bounded.run(command, 30)
-    except FileNotFoundError:
-        return []
-    return done.out.split("\n")[:-1] if done.code == 0 else []
 
 
 def program_digest(program: Path) -> str:
@@ -202,7 +193,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--python", default=sys.executable)
     parser.set_defaults(deadline=300, sweeps={})
     args = parser.parse_args()
-    args.gpus = gpus() if args.device == "cuda" else []
+    args.gpus = (bounded.smi(NAMES) or []) if args.device == "cuda" else []
     args.dataset = args.dataset.resolve()
     return args
 
