@@ -35,8 +35,8 @@ bool ka_describe_raised(const json_t *facts, const struct ka_place *place, struc
  * are none. */
 void ka_describe_times(const json_t *times, struct ka_buf *out);
 
-/* Operation facts: those times, traffic of forward and backward, and a table of the compiled kernels. Says that
- * what was counted is no time. */
+/* Operation facts: those times, traffic of forward and backward, and a table of the compiled kernels. Says
+ * that what was counted is no time. */
 int ka_describe_facts(const json_t *facts, struct ka_buf *out);
 
 /* One attempt of a run's history in one line: phase, origin, direction, note, verdict, cost, and the first
