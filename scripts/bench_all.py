@@ -4,9 +4,11 @@ dataset/ of which the forward alone is given.
 
     scripts/bench_all.py --out bench/results/bench-h200.json [--only REGEX] [--resume] [--jobs 4]
                          [--program build/kernel-agent] [--python PATH] [--seconds 6] [--budget SECONDS]
-                         [--list FILE]
+                         [--list FILE | --table FILE]
 
---list names the pairs, one path a line (bench/gpu/geomean.txt). A file is made into a pair by the whole run,
+--list names the pairs, one path a line (bench/gpu/geomean.txt). --table names operations by a JSON object
+instead (bench/gpu/table.json): each a file with the one shape and dtype to make and time it for, and the
+milliseconds that its backward should take. A file is made into a pair by the whole run,
 tuner and all, with `--backend none`; then `bench` times it at its own SWEEP. Runs go --jobs at a time,
 benches one after the other, each with the GPU to itself. Results are written as each file ends; --resume
 leaves those alone that have times and whose text and program are the same. No file begins after --budget
@@ -23,6 +25,7 @@ import argparse
 import json
 import math
 import re
+import shutil
 import sys
 import threading
 import time
@@ -76,17 +79,23 @@ class Run:
         self.args = args
         self.until = time.monotonic() + args.budget
         self.program = program_digest(args.program)
-        named = [line for line in args.list.read_text().splitlines() if line and line[0] != "#"]
-        files = [f"examples/{path.name}" for path in sorted((ROOT / "examples").glob("*.py"))] + named
+        self.table: dict[str, Entry] = json.loads(args.table.read_text()) if args.table else {}
+        files = list(self.table)
+        if not args.table:
+            files = [f"examples/{path.name}" for path in sorted((ROOT / "examples").glob("*.py"))]
+            files += [line for line in args.list.read_text().splitlines() if line and line[0] != "#"]
         self.files = [name for name in files if args.only.search(name)]
         self.known: dict[str, Entry] = {}
         if args.out.exists():
             self.known = {row["file"]: row for row in json.loads(args.out.read_text())["results"]}
         self.alone = threading.Lock()  # whoever times
 
+    def path_of(self, name: str) -> Path:
+        return ROOT / str(self.table.get(name, {}).get("file", name))
+
     def is_current(self, name: str) -> bool:
         row = self.known.get(name, {})
-        same = row.get("sha256") == digest([ROOT / name]) and row.get("program") == self.program
+        same = row.get("sha256") == digest([self.path_of(name)]) and row.get("program") == self.program
         return same and bool(row.get("ratios"))
 
     def command(self, *words: object, most: float) -> tuple[Entry, bounded.Ended]:
@@ -98,22 +107,35 @@ class Run:
             return {}, done
 
     def time(self, name: str) -> Entry:
-        path = ROOT / name
-        folder = self.args.work / Path(name).stem
+        path, asked = self.path_of(name), self.table.get(name, {})
+        folder = self.args.work / re.sub(r"\W+", "_", Path(name).stem)
         folder.mkdir(parents=True, exist_ok=True)
         forward = folder / path.name
-        forward.write_text(forward_of(name))
-        entry: Entry = {"file": name, "sha256": digest([path]), "program": self.program}
+        forward.write_text(forward_of(str(path.relative_to(ROOT))))
+        if asked and path.with_name("ops").is_dir():
+            shutil.copytree(path.with_name("ops"), folder / "ops", dirs_exist_ok=True)
+        entry: Entry = {"file": name, "sha256": digest([path]), "program": self.program, **asked}
+        entry["file"] = name  # by which results are known
         if time.monotonic() > self.until:
             return entry | {"reason": "had no turn"}
-        words = ["--file-path", forward, "--backend", "none", "--no-retrieval", "--out", folder / "runs"]
+        shape = ["--sweep", json.dumps([asked["dims"]]), "--dtype", asked["dtype"]] if asked else []
+        words = [
+            "--file-path",
+            forward,
+            "--backend",
+            "none",
+            "--no-retrieval",
+            "--out",
+            folder / "runs",
+            *shape,
+        ]
         made, done = self.command(*words, *bounded.share(self.args.jobs), most=self.args.most)
         entry |= {"verdict": made.get("verdict", "none"), "run_seconds": round(done.seconds, 1)}
         if made.get("verdict") != "verified":
             why = made.get("failures") or (made.get("error") or {}).get("message") or done.err[-REASON_MAX:]
             return entry | {"reason": str(why)[:REASON_MAX]}
         entry |= {"tuned_ms": made.get("ms"), "attempts": made.get("attempts")}
-        bench = ["bench", made["pair"], "--only", "bwd", "--seconds", self.args.seconds]
+        bench = ["bench", made["pair"], "--only", "bwd", "--seconds", self.args.seconds, *shape]
         with self.alone:
             result, done = self.command(*bench, "--out", folder / "runs", most=self.args.most)
         entry |= {"ratios": ratios_of(result), "shapes": shapes_of(result)}
@@ -171,6 +193,7 @@ def main() -> int:
     parser.add_argument("--most", type=float, default=300, help="longest time for one command")
     parser.add_argument("--budget", type=float, default=1e9, help="seconds after which no file begins")
     parser.add_argument("--list", type=Path, default=ROOT / "bench" / "gpu" / "geomean.txt")
+    parser.add_argument("--table", type=Path)
     parser.add_argument("--work", type=Path, default=ROOT / "generated" / "bench")
     args = parser.parse_args()
     args.gpus = bounded.smi(NAMES) or []

@@ -18,7 +18,7 @@
 #include "sizes.h"
 
 #define SHAPES_MAX 4 /* of the sweep */
-#define SECONDS 4    /* of rounds, all shapes together */
+#define SECONDS 2    /* of rounds, all shapes together */
 #define ROUNDS 25    /* at least: of fewer the interval is wide */
 
 bool ka_run_races(const struct ka_run *run)
