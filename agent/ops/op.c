@@ -21,8 +21,6 @@
 #define VALUES_MAX                                                                                           \
     ((size_t)1 << 19) /* of one result: an empty object of two bytes takes hundreds when parsed */
 #define CASES_MAX 4096
-#define CASE_BYTES                                                                                           \
-    ((json_int_t)6 << 30) /* tensors of one case: larger ones are told to be too large before they are made */
 
 struct ka_op {
     struct ka_app *app; /* NULL once cancelled */
@@ -273,13 +271,16 @@ static const char *device_of(const struct ka_op_req *req)
     return "cpu";
 }
 
-/* What whoever asks has set already stays. */
-static void set_budget(json_t *request)
+/* What whoever asks has set already stays. The tensors of a case lie in a child's scratch, and the next case's
+ * may be written while they are read. */
+static void set_budget(const struct ka_app *app, json_t *request)
 {
+    size_t half = ((size_t)app->gpu_child.scratch_mb << 20) / 2;
+    size_t most = half && half < KA_CASE_BYTES_MAX ? half : KA_CASE_BYTES_MAX;
     if (!json_object_get(request, "budget"))
         json_object_set_new(request, "budget", json_object());
     json_t *budget = json_copy(json_object_get(request, "budget"));
-    json_object_set_new(budget, "case_bytes", json_integer(CASE_BYTES));
+    json_object_set_new(budget, "case_bytes", json_integer((json_int_t)most));
     json_object_set_new(request, "budget", budget);
 }
 
@@ -298,7 +299,7 @@ static char *request_text(const struct ka_op *op, const struct ka_op_req *req, j
     if (req->modules)
         json_object_set_new(request, "modules", json_string(req->modules));
     if (strcmp(op->operation, "oracle") == 0 && strcmp(device, "cuda") == 0)
-        set_budget(request);
+        set_budget(op->app, request);
     return json_dumps(request, JSON_COMPACT);
 }
 

@@ -11,6 +11,8 @@
 #include "agent/app/app.h"
 #include "agent/app/settings.h"
 
+#define KA_CASE_BYTES_MAX ((size_t)32 << 30) /* of the tensors of one case */
+
 struct ka_child_result;
 struct ka_op;
 

@@ -30,6 +30,7 @@ struct ka_bench {
     char *file, *name, *only;
     int seconds;
     bool seized;                    /* settings.card is ours, or will be */
+    bool told;                      /* that this waits for others */
     struct ka_soon *due;            /* another look at who uses it; NULL */
     char *folder;                   /* of the copies; does not stay */
     char *forward, *pair, *modules; /* the copies; no modules: NULL */
@@ -210,14 +211,18 @@ static int try_op(struct ka_bench *bench, const char *operation, const char *fil
     return ka_op_start(bench->app, &request, extra, next, bench, &bench->op, err);
 }
 
+static void give_up(struct ka_bench *bench, const struct ka_err *err)
+{
+    bench->error = json_pack("{s:s, s:s}", "kind", "internal", "message", err->msg);
+    finish(bench, 1);
+}
+
 static void start_op(struct ka_bench *bench, const char *operation, const char *file, json_t *extra,
                      ka_op_done_fn next)
 {
     struct ka_err err;
-    if (try_op(bench, operation, file, extra, next, &err) == 0)
-        return;
-    bench->error = json_pack("{s:s, s:s}", "kind", "internal", "message", err.msg);
-    finish(bench, 1);
+    if (try_op(bench, operation, file, extra, next, &err))
+        give_up(bench, &err);
 }
 
 static void on_timed(void *arg, const struct ka_op_result *result)
@@ -287,29 +292,36 @@ static void on_inspected(void *arg, const struct ka_op_result *result)
              json_pack("{s:O, s:s}", "cases", bench->shapes, "ceiling_dtype", dtype), on_ceilings);
 }
 
-static void on_card_due(void *arg)
-{
-    struct ka_bench *bench = arg;
-    bench->due = NULL;
-    if (ka_cards_wait(bench->app->cards, bench->settings.card) == 0)
-        start_op(bench, "inspect", bench->forward, NULL, on_inspected);
-    else
-        bench->due = ka_loop_later(bench->app->loop, CARD_LOOK_MS, on_card_due, bench);
-}
+static void on_card_due(void *arg);
 
-/* Two on one GPU would time each other, and what is checked there meanwhile too. */
+/* Two on one GPU would time each other, and what is checked there meanwhile too: -EAGAIN while there are such,
+ * and it looks again. */
 static int take_card(struct ka_bench *bench, struct ka_err *err)
 {
     struct ka_cards *cards = bench->app->cards;
-    int rc = ka_cards_seize(cards, &bench->settings.card, err);
-    bench->seized = rc == 0 || rc == -EAGAIN;
-    if (rc == 0)
-        return try_op(bench, "inspect", bench->forward, NULL, on_inspected, err);
-    if (rc != -EAGAIN)
+    int rc = bench->seized ? ka_cards_wait(cards, bench->settings.card)
+                           : ka_cards_seize(cards, &bench->settings.card, err);
+    bench->seized = bench->seized || rc == 0 || rc == -EAGAIN;
+    if (rc != -EAGAIN && rc != -EBUSY)
         return rc;
-    ka_log(KA_LOG_INFO, "%s: waiting for what others check on the GPU", bench->name);
+    if (!bench->told)
+        ka_log(KA_LOG_INFO, "%s: waiting for what others %s on the GPU", bench->name,
+               rc == -EBUSY ? "time" : "check");
+    bench->told = true;
     bench->due = ka_loop_later(bench->app->loop, CARD_LOOK_MS, on_card_due, bench);
-    return 0;
+    return -EAGAIN;
+}
+
+static void on_card_due(void *arg)
+{
+    struct ka_bench *bench = arg;
+    struct ka_err err;
+    bench->due = NULL;
+    int rc = take_card(bench, &err);
+    if (rc == 0)
+        start_op(bench, "inspect", bench->forward, NULL, on_inspected);
+    else if (rc != -EAGAIN)
+        give_up(bench, &err);
 }
 
 int ka_bench_start(struct ka_app *app, const struct ka_bench_req *req, struct ka_bench **out,
@@ -337,6 +349,10 @@ int ka_bench_start(struct ka_app *app, const struct ka_bench_req *req, struct ka
     }
     if (rc == 0)
         rc = take_card(bench, err);
+    if (rc == 0)
+        rc = try_op(bench, "inspect", bench->forward, NULL, on_inspected, err);
+    else if (rc == -EAGAIN)
+        rc = 0;
     if (rc) {
         ka_bench_free(bench);
         return rc;

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "agent/core/kinds.h"
+#include "agent/ops/op.h"
 #include "base/each.h"
 #include "sandbox/compare.h"
 

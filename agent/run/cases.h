@@ -9,8 +9,6 @@
 #include "sandbox/compare.h"
 #include "sandbox/tensor.h"
 
-#define KA_CASE_BYTES_MAX ((size_t)8 << 30)
-
 /* The entry of case `id` in a result's "cases"; NULL when there is none. Borrowed. */
 json_t *ka_case_find(const json_t *doc, json_int_t id);
 
