@@ -14,7 +14,7 @@
 #include "sizes.h"
 
 /* Seconds of one evaluation in float64, with all checks; the whole case takes about three times as long. */
-#define EVALUATION_SECONDS 10
+#define EVALUATION_SECONDS 20
 /* One of some thirty cases of this shape is too many by these, as the oracle does it: seconds, with the start
  * of a context and compiling; bytes of its results, which lie in memory until they are judged. */
 #define SLOW 4

@@ -21,6 +21,7 @@ from .read import trace
 from .reverse import checkpoints, forward_values, running_maxima, wrapped_indices
 from .reverse.sweep import Reverse, writes
 from .schedule import (
+    divisors,
     flags,
     folded,
     gradient_writes,
@@ -409,8 +410,15 @@ class Scheduled:
         return writes(self.reverse.effects) + writes(self.after)
 
 
-def _scheduled(site: trace.Site, name: str, schedule: str, splits: int, known: list[LineReport]) -> Scheduled:
-    """The passes from the forward graph to effects with a schedule."""
+def _scheduled(
+    site: trace.Site,
+    name: str,
+    schedule: str,
+    splits: int,
+    known: list[LineReport],
+    reduced: bool = False,
+) -> Scheduled:
+    """The passes from the forward graph to effects with a schedule; `reduced`: see saved.use()."""
     totals = Totals(naive=forward_values.naive(site))
     report = list(known)
     running_maxima.detach(site.kernel, report)
@@ -422,7 +430,8 @@ def _scheduled(site: trace.Site, name: str, schedule: str, splits: int, known: l
     wrapped_indices.unwrap(reverse)
     forward_values.use_stored(reverse)
     row_factors.move(reverse)
-    kept = saved.use(reverse, site)
+    kept = saved.use(reverse, site, reduced)
+    divisors.invert(reverse)
     totals.atomics = len(writes(reverse.effects))
     if schedule != "atomic":
         folded.run(reverse)
@@ -451,6 +460,10 @@ def _scheduled(site: trace.Site, name: str, schedule: str, splits: int, known: l
     )
     totals.kept = sum(w.kind == "atomic_add" for w in plan.writes)
     totals.tape = sum(forward_values.size(b, site) for b in taped.buffers)
+    if plan.fused is not None and not kept and not reduced:
+        other = _scheduled(site, name, schedule, splits, known, reduced=True)
+        if other.saved and other.fused is not None:
+            return other
     return plan
 
 

@@ -112,6 +112,8 @@ def _div(g: Graph, args: tuple, attrs: dict, dtype: str, shape: tuple) -> Node |
         return _as(g, a, dtype, shape)
     if is_zero(a):
         return g.zeros(shape, dtype)
+    if g.reverse and b.op == "div" and is_number(b.args[0], 1) and b.shape == b.args[1].shape == ():
+        return g.mul(a, b.args[1])  # of one that was saved inverted
     return _signed(g, "div", a, b, dtype, shape)
 
 

@@ -4,6 +4,9 @@ more.
 The maximum and the sum of a softmax, mean and deviation of a long row: few numbers a program, which the
 forward has in variables where its kernel ends. The copy is the user's text with one store more for each.
 
+Where a program of the backward walks rows, a number that took a sum over a row (`reduced`) is as dear: the sums
+of one row wait for each other, and the next row for them.
+
 A copy with an autotuner chooses blocks of its own, and the backward has those of one configuration. So what
 is saved lies by rows, not by programs, and is something of a row whatever the blocks (`prove/blocks.py`); and
 the copy has as many rows as the backward: its blocks are multiples of the backward's.
@@ -16,6 +19,7 @@ from dataclasses import dataclass
 
 from ..ir.nodes import Node, nodes_in, operands, reachable
 from ..ir.rewriter import Rewriter
+from ..ir.simplify import is_number
 from ..ir.values import assigned_names, takes_loop
 from ..prove.blocks import Blocks, Hangs
 from ..read.trace import Site, grid_rows, program_axes
@@ -45,12 +49,12 @@ class Copied:
     left: str = ""  # a condition on a configuration `c`
 
 
-def use(reverse: Reverse, site: Site) -> list[Saved]:
+def use(reverse: Reverse, site: Site, reduced: bool = False) -> list[Saved]:
     """Replace what took a loop of the forward by loads of what its copy saves; nothing where some of it is in
-    no variable, as the loop would run for the rest."""
+    no variable, as the loop would run for the rest. `reduced`: also numbers that took a sum."""
     g = reverse.kernel.graph
     copied = copies(site)
-    found = {} if copied is None else _cut(reverse, site, copied)
+    found = {} if copied is None else _cut(reverse, site, copied, reduced)
     if not found or copied is None:
         return []
     loads: dict[Node, Node] = {}
@@ -73,6 +77,9 @@ def use(reverse: Reverse, site: Site) -> list[Saved]:
             attrs = {"other": False, "buffer": True, "saved": True}
             loads[node] = g.make("load", (base, index), attrs, kept.dtype, kept.shape)
         loads[node].hint = node.hint or name
+        if (under := _inverted(node)) is not None:
+            with g.at(node.home):
+                loads[under] = g.div(g.number(1), loads[node])
     g.reverse = True
     if not loads:
         return []
@@ -83,7 +90,8 @@ def use(reverse: Reverse, site: Site) -> list[Saved]:
         return []  # programs that are grouped into tiles are known by their tiles alone
     reverse.effects = effects
     for node, name in found.items():
-        reverse.say(node.line, "saved", "none", f"`{name}` took a loop: the forward saves it")
+        took = "a loop" if takes_loop(node) else "a sum over the row"
+        reverse.say(node.line, "saved", "none", f"`{name}` took {took}: the forward saves it")
     return list(made.values())
 
 
@@ -125,7 +133,7 @@ def ordered(site: Site, row: int | None) -> list[int]:
     return axes if row is None else [row, *(axis for axis in axes if axis != row)]
 
 
-def _cut(reverse: Reverse, site: Site, copied: Copied) -> dict[Node, str]:
+def _cut(reverse: Reverse, site: Site, copied: Copied, reduced: bool) -> dict[Node, str]:
     """The variables that stand between the backward and the forward's loops."""
     kernel, source = reverse.kernel, site.source
     certain = {
@@ -138,7 +146,7 @@ def _cut(reverse: Reverse, site: Site, copied: Copied) -> dict[Node, str]:
     named = {
         node: name
         for name, node in kernel.variables.items()
-        if name in certain and _may_be_saved(node) and len(node.shape) < max(rank, 1)
+        if name in certain and _may_be_saved(node, reduced) and len(node.shape) < max(rank, 1)
     }
     named |= {new: named[old] for new, old in kernel.equal.items() if old in named}
     if copied.varied:
@@ -150,15 +158,18 @@ def _cut(reverse: Reverse, site: Site, copied: Copied) -> dict[Node, str]:
     if blocks is not None:
         proven = {name for node, name in named.items() if _by_rows(blocks, node)}
         named = {node: name for node, name in named.items() if name in proven}
+    inverted = {under: node for node in named if (under := _inverted(node)) is not None}
     found: dict[Node, str] = {}
     left: list[Node] = []
 
     def parts(item: object) -> list:
-        return [] if isinstance(item, Node) and item in named else operands(item)
+        known = isinstance(item, Node) and (item in named or item in inverted)
+        return [] if known else operands(item)
 
     for item in reachable(reverse.effects, parts):
         if not isinstance(item, Node):
             continue
+        item = inverted.get(item, item)
         if item in named:
             found[item] = named[item]
         elif (
@@ -168,14 +179,20 @@ def _cut(reverse: Reverse, site: Site, copied: Copied) -> dict[Node, str]:
     return {} if left else found
 
 
-def _may_be_saved(node: Node) -> bool:
-    """Whether a variable is few numbers, and what a store of Triton can keep."""
+def _inverted(node: Node) -> Node | None:
+    """What a number is one by: sqrt(v), of 1 / sqrt(v)."""
+    return node.args[1] if node.op == "div" and is_number(node.args[0], 1) and not node.shape else None
+
+
+def _may_be_saved(node: Node, reduced: bool) -> bool:
+    """Whether a variable is few numbers that were dear, and what a store of Triton can keep."""
+    summed = reduced and not node.shape and any(n.op == "reduce" for n in nodes_in([node]))
     return (
         node.dtype in ("float32", "float64")
         and not any(region.is_loop for region in node.home.chain())
         and len(node.shape) <= 1
         and all(dim.op in ("const", "constexpr") for dim in node.shape)
-        and takes_loop(node)
+        and (summed or takes_loop(node))
         and not any(n.op == "load" and n.attrs.get("upstream") for n in nodes_in([node]))
     )
 

@@ -35,7 +35,8 @@ from ..reverse.rules import SMALL_DOT
 from .demand import Demand, effects_of, places
 from .line_breaks import WIDTH, break_line, folded, indented, shortened, statement, wrap
 
-INDICES, RECOMPUTE, UPSTREAM, REVERSE, WRITE = range(5)
+# Loads of upstream gradients come before what is computed again: nothing waits for them there.
+INDICES, UPSTREAM, RECOMPUTE, REVERSE, WRITE = range(5)
 BRIEF = words("const constexpr param iv phi pid arange")
 TANH = "tanh_f32"  # the helper that stands for libdevice's
 ARITHMETIC = (*INFIX, "neg", "minimum", "maximum", "cdiv")
@@ -52,7 +53,7 @@ CALLS = {
     "split": "{tl}.split({every})[{at[index]}]",
     "random": "{tl}.{at[fn]}({every}{more})",
 }
-TITLES = ("indices", "recompute", "upstream", "reverse", "write gradients")
+TITLES = ("indices", "upstream", "recompute", "reverse", "write gradients")
 
 
 @dataclass

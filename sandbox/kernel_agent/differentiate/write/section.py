@@ -114,7 +114,7 @@ def summed(parts, t):
         return None
     total = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device)
     span = parts.stride(0)
-    sum_partials[(triton.cdiv(span, 64),)](parts, total, parts.shape[0], span, ROWS=32, BLOCK=64)
+    sum_partials[(triton.cdiv(span, 32),)](parts, total, parts.shape[0], span, ROWS=256, BLOCK=32)
     return total
 '''
 
@@ -137,8 +137,8 @@ def summed_both(parts, t, more, u):
         return summed(parts, t), summed(more, u)
     totals = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device) for x in (t, u)]
     span, more_span = parts.stride(0), more.stride(0)
-    sum_both[(triton.cdiv(max(span, more_span), 64), 2)](
-        parts, totals[0], parts.shape[0], span, more, totals[1], more.shape[0], more_span, ROWS=32, BLOCK=64
+    sum_both[(triton.cdiv(max(span, more_span), 32), 2)](
+        parts, totals[0], parts.shape[0], span, more, totals[1], more.shape[0], more_span, ROWS=256, BLOCK=32
     )
     return totals
 '''
