@@ -22,6 +22,9 @@ LIB_OBJ  := $(LIB_SRC:%.c=$(BUILD)/%.o)
 JAIL_SRC := $(wildcard sandbox/jail/*.c)
 JAIL_OBJ := $(JAIL_SRC:%.c=$(BUILD)/%.o) $(if $(SAN),$(BUILD)/tests/san/jail.o)
 UNIT     := $(patsubst tests/unit/%.c,$(BUILD)/tests/%,$(wildcard tests/unit/test_*.c))
+# Parsers of outside bytes, and what they are built on: half of the library.
+FUZZ_SRC := $(filter base/% sandbox/% rag/% agent/core/%,$(LIB_SRC)) agent/app/conf.c agent/disk/modules.c \
+            agent/io/loop.c agent/io/mailbox.c
 FUZZ     := $(patsubst tests/fuzz/%.c,$(BUILD)/fuzz/%,$(wildcard tests/fuzz/fuzz_*.c))
 Q        := $(if $(V),,@)
 CPUS     := $(shell nproc 2>/dev/null || echo 2)
@@ -46,12 +49,11 @@ test: setup   ## set up, build, and pass every test
 	@$(MAKE) --no-print-directory $(ALL_CPUS) all store
 	@$(MAKE) --no-print-directory $(ALL_CPUS) $(UNIT)
 	@$(MAKE) --no-print-directory $(ALL_CPUS) unit fuzz-build
-	@$(MAKE) --no-print-directory -j2 --output-sync=target beside-jail jail CHECKS=50
+	@$(MAKE) --no-print-directory -j3 --output-sync=target beside-jail fuzz-quick jail CHECKS=50 FUZZ_SECONDS=2
 	@$(MAKE) --no-print-directory pytest
 
-# The jail's tests mostly wait.
+# The jail's tests mostly wait, and fuzz targets run one at a time, for seconds each.
 beside-jail:
-	@$(MAKE) --no-print-directory fuzz-quick FUZZ_SECONDS=2
 	@$(MAKE) --no-print-directory attacks ATTACKS='$(ATTACKS_SHORT)'
 	@$(MAKE) --no-print-directory verify-dataset ONLY='$(PAIRS_SHORT)' JOBS=2 OUT=generated/pairs.json
 
@@ -225,6 +227,7 @@ $(BUILD)/fuzz/%: tests/fuzz/%.c $(BUILD)/libka.a
 
 fuzz-build: setup
 	@$(MAKE) --no-print-directory $(FUZZ:$(BUILD)/%=build-fuzz/%) BUILD=build-fuzz CC=clang \
+	    LIB_SRC='$(FUZZ_SRC)' \
 	    SAN=fuzzer-no-link,address,undefined CFLAGS='-O1 -g -fno-sanitize-recover=undefined'
 
 fuzz-quick: fuzz-build   ## every fuzz target for FUZZ_SECONDS each

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from conftest import Agent
-from files import BACKWARD, FORWARD, fenced
+from files import SMALL, SMALL_BACKWARD, fenced
 
 ASKS = ("--backend", "mailbox:box", "--draft", "llm", "--no-optimise", "--jobs", "1")
 
@@ -135,7 +135,7 @@ class Service:
         return self.process.wait()
 
 
-def variant(number: int, of: str = FORWARD) -> str:
+def variant(number: int, of: str = SMALL) -> str:
     """Another file, as far as its content goes."""
     return f"{of}\n# {number}\n"
 
@@ -162,7 +162,7 @@ def answer(agent: Agent, count: int = 1) -> None:
         for request in (agent.folder / "box").glob("*.request.md"):
             reply = Path(str(request).replace(".request.", ".answer."))
             if not reply.exists():
-                reply.write_text(fenced(BACKWARD))
+                reply.write_text(fenced(SMALL_BACKWARD))
                 done += 1
         time.sleep(0.02)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from conftest import Agent, Endpoint
-from files import BACKWARD, FORWARD
+from files import SMALL, SMALL_BACKWARD
 
 NOBODY = "http://127.0.0.1:1/v1"
 
@@ -43,8 +43,8 @@ def test_doctor__nothing_to_ask__says_so(agent: Agent) -> None:
 def test_run__first_endpoint_is_gone__the_next_is_asked_and_named(
     agent: Agent, endpoint: Callable[..., Endpoint]
 ) -> None:
-    (agent.folder / "forward.py").write_text(FORWARD)
-    model = endpoint([{"text": f"<think>\nwell\n</think>\n```python\n{BACKWARD}```\n"}])
+    (agent.folder / "forward.py").write_text(SMALL)
+    model = endpoint([{"text": f"<think>\nwell\n</think>\n```python\n{SMALL_BACKWARD}```\n"}])
     options = ["--base-url", NOBODY, "--base-url", model.url, "--draft", "llm", "--no-optimise", "--json"]
     done = agent("--file-path", "forward.py", *options)
     assert done.code == 0, done.err

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from conftest import Agent
-from files import FORWARD
+from files import FORWARD, SMALL
 
 REFERENCE = "\n\ndef reference(x, w):\n    return x * w\n"
 # The kernel's scale is a number that the host reads of x, all of it: no gradient goes that way, though the
@@ -71,36 +71,56 @@ def test_the_smallest_shape_that_shows_it_is_named(errors: dict[str, dict[str, A
     assert errors[LARGER + name]["dims"] in [{"M": size, "N": size} for size in sizes]
 
 
-def test_oracles_that_agree_are_in_the_result_and_the_report(agent: Agent) -> None:
-    (agent.folder / "forward.py").write_text(FORWARD + REFERENCE)
-    done = agent("--file-path", "forward.py", "--backend", "none", "--no-optimise", "--json")
-    assert done.code == 0, done.err
-    oracles = done.result["oracles"]
+SQUARE = "\n\ndef reference(x):\n    return x * x\n"
+# A straight-through stub: its gradient is not its derivative, on purpose, and detach() says so.
+STRAIGHT = SMALL.replace("    y = torch", "    x = x + (torch.round(x) - x).detach()\n    y = torch", 1)
+NO_ERRORS = {
+    "agree": SMALL + SQUARE,
+    "cannot tell": STRAIGHT,
+    "reference raises": SMALL + SQUARE.replace("x * x", "x.no_such_thing"),
+}
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[dict[str, Any], str]]:
+    """The results and the logs of runs that go on; a batch, too."""
+    agent = Agent(tmp_path_factory.mktemp("agree"))
+    kernels = agent.folder / "kernels"
+    kernels.mkdir()
+    for name, text in NO_ERRORS.items():
+        (kernels / f"{name}.py").write_text(text)
+    done = agent("batch", kernels, "--backend", "none", "--no-optimise", "--json")
+    results = {Path(item["file"]).stem: item["result"] for item in done.result["files"]}
+    assert set(results) == set(NO_ERRORS), done.err
+    lines = done.err.splitlines()
+    return {
+        name: (result, "\n".join(line for line in lines if name in line)) for name, result in results.items()
+    }
+
+
+def test_oracles_that_agree_are_in_the_result_and_the_report(ended: dict[str, tuple[Any, str]]) -> None:
+    result, _ = ended["agree"]
+    assert result["exit_code"] == 0
+    oracles = result["oracles"]
     assert oracles["reference"] == "agree"
     differences = oracles["finite_differences"]
-    assert (differences["verdict"], differences["agree"], differences["open"]) == ("agree", 6, 0)
-    assert differences["dims"] == {"M": 4, "N": 24}
-    report = (agent.run_dirs()[0] / "report.md").read_text()
-    assert "| finite differences against the oracle | agree: 6 slopes agree, 0 tell nothing |" in report
+    assert (differences["verdict"], differences["agree"], differences["open"]) == ("agree", 3, 0)
+    assert differences["dims"] == {"N": 24}
+    report = (Path(result["run_dir"]) / "report.md").read_text()
+    assert "| finite differences against the oracle | agree: 3 slopes agree, 0 tell nothing |" in report
 
 
-def test_differences_that_cannot_tell_are_no_agreement(agent: Agent) -> None:
-    """A straight-through stub: its gradient is not its derivative, on purpose, and detach() says so."""
-    text = FORWARD.replace(
-        "    M, N = x.shape", "    x = x + (torch.round(x) - x).detach()\n    M, N = x.shape", 1
-    )
-    (agent.folder / "forward.py").write_text(text)
-    done = agent("--file-path", "forward.py", "--backend", "none", "--no-optimise", "--json")
-    assert done.code in (0, 4), done.err
-    differences = done.result["oracles"]["finite_differences"]
+def test_differences_that_cannot_tell_are_no_agreement(ended: dict[str, tuple[Any, str]]) -> None:
+    result, log = ended["cannot tell"]
+    assert result["exit_code"] in (0, 4)
+    differences = result["oracles"]["finite_differences"]
     assert (differences["verdict"], differences["agree"]) == ("open", 0)
     assert "detaches" in differences["reason"]
-    assert "finite differences say nothing" in done.err
+    assert "finite differences say nothing" in log
 
 
-def test_reference_that_raises_is_said_and_is_no_second_opinion(agent: Agent) -> None:
-    (agent.folder / "forward.py").write_text(FORWARD + REFERENCE.replace("x * w", "x.no_such_thing"))
-    done = agent("--file-path", "forward.py", "--backend", "none", "--no-optimise", "--json")
-    assert done.code == 0, done.err
-    assert done.result["oracles"]["reference"] == "unusable"
-    assert "no_such_thing" in done.result["oracles"]["reference_error"]
+def test_reference_that_raises_is_said_and_is_no_second_opinion(ended: dict[str, tuple[Any, str]]) -> None:
+    result, _ = ended["reference raises"]
+    assert result["exit_code"] == 0
+    assert result["oracles"]["reference"] == "unusable"
+    assert "no_such_thing" in result["oracles"]["reference_error"]

@@ -13,13 +13,20 @@ from typing import Any
 
 import pytest
 from conftest import Agent, Endpoint
-from files import BACKWARD, FORWARD, MEND, RAISES, WRONG, fenced
+from files import FORWARD, MEND, RAISES, SMALL, SMALL_BACKWARD, fenced
 
 
 @pytest.fixture
 def forward(agent: Agent) -> Path:
     path = agent.folder / "scale.py"
     path.write_text(FORWARD)
+    return path
+
+
+@pytest.fixture
+def small(agent: Agent) -> Path:
+    path = agent.folder / "square.py"
+    path.write_text(SMALL)
     return path
 
 
@@ -87,17 +94,20 @@ def finish(process: Any) -> tuple[int, str, str]:
     return process.returncode, out, err
 
 
+SMALL_WRONG = SMALL_BACKWARD.replace("2.0 * x * dy", "x * dy")
+SMALL_RAISES = SMALL_BACKWARD.replace("dy.contiguous()", "dy.contigous()")
+
 # phase: what the model says until then. The check of what raises is short, and nothing could be killed in it.
 PHASES = {
     "inspect": [],
     "preflight": [],
     "retrieve": [],
     "draft": [],
-    "check": [WRONG],
-    "fix": [RAISES],
-    "check of a mended one": [RAISES, BACKWARD],
-    "optimise": [BACKWARD],
-    "check of an optimised one": [BACKWARD, WRONG],
+    "check": [SMALL_WRONG],
+    "fix": [SMALL_RAISES],
+    "check of a mended one": [SMALL_RAISES, SMALL_BACKWARD],
+    "optimise": [SMALL_BACKWARD],
+    "check of an optimised one": [SMALL_BACKWARD, SMALL_WRONG],
 }
 
 
@@ -111,32 +121,32 @@ def judged(run_dir: Path) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("name", PHASES)
 def test_kill_in_every_phase_loses_nothing(
-    agent: Agent, forward: Path, endpoint: Callable[..., Endpoint], name: str
+    agent: Agent, small: Path, endpoint: Callable[..., Endpoint], name: str
 ) -> None:
     said = PHASES[name]
-    model = endpoint([{"text": fenced(text)} for text in said or [BACKWARD]], "--repeat")
-    given = ["--file-path", str(forward), "--draft", "llm", "--patience-perf", "1", "--json"]
+    model = endpoint([{"text": fenced(text)} for text in said or [SMALL_BACKWARD]], "--repeat")
+    given = ["--file-path", str(small), "--draft", "llm", "--patience-perf", "1", "--json"]
     process = agent.start(*given, "--base-url", model.url)
     run_dir = wait_for_state(agent, name.partition(" ")[0], max(1, len(said)) if "check" in name else 1)
     process.send_signal(signal.SIGKILL)
     process.communicate()
     # Whether the question of that moment had reached the endpoint is chance: the one for the rest answers in
     # any phase.
-    rest = endpoint([{"text": fenced(BACKWARD)}, {"text": "Nothing is left to gain."}], "--repeat")
+    rest = endpoint([{"text": fenced(SMALL_BACKWARD)}, {"text": "Nothing is left to gain."}], "--repeat")
     before = judged(run_dir)
     assert len(before) >= len(said) - 1  # the last verdict may have been on its way to the disk
     done = agent(*given, "--base-url", rest.url, "--resume")
     assert done.result["run_dir"] == str(run_dir)
     assert judged(run_dir)[: len(before)] == before
     assert done.code == 0 and done.result["verdict"] == "verified", done.err
-    assert "range(0, M)" in Path(done.result["pair"]).read_text()
+    assert "2.0 * x * dy" in Path(done.result["pair"]).read_text()
 
 
-def test_interrupt_is_resumable(agent: Agent, forward: Path, endpoint: Callable[..., Endpoint]) -> None:
-    model = endpoint([{"text": fenced(BACKWARD)}], "--repeat")
+def test_interrupt_is_resumable(agent: Agent, small: Path, endpoint: Callable[..., Endpoint]) -> None:
+    model = endpoint([{"text": fenced(SMALL_BACKWARD)}], "--repeat")
     arguments = [
         "--file-path",
-        str(forward),
+        str(small),
         "--base-url",
         model.url,
         "--draft",

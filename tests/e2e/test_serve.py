@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 from conftest import Agent
-from files import FORWARD
+from files import SMALL
 from service import ASKS, Service, answer, asked, variant
 from service import serve as serve  # a fixture
 
@@ -20,16 +20,16 @@ def test_run_is_taken_on_and_verified(agent: Agent, serve: Callable[..., Service
     service = serve("--no-optimise")
     assert service.ask("GET", "/healthz").doc == {"status": "ok"}
     assert service.ask("GET", "/readyz").status == 200
-    run = service.submit(FORWARD, name="scale.py", priority=3, options={"topk": 2, "min_sim": 0.5})
-    assert (run["state"], run["name"], run["priority"]) == ("queued", "scale.py", 3)
+    run = service.submit(SMALL, name="square.py", priority=3, options={"topk": 2, "min_sim": 0.5})
+    assert (run["state"], run["name"], run["priority"]) == ("queued", "square.py", 3)
     assert run["options"] == {"topk": "2", "min-sim": "0.5"}
     assert service.ask("GET", f"/v1/runs/{run['id']}/result").status == 404
     ended = service.wait(run["id"])
     assert (ended["state"], ended["verdict"], ended["exit_code"]) == ("done", "verified", 0), ended
     result = service.ask("GET", f"/v1/runs/{run['id']}/result").doc
-    assert result["verdict"] == "verified" and result["stub"] == "scale"
+    assert result["verdict"] == "verified" and result["stub"] == "square"
     pair = service.ask("GET", f"/v1/runs/{run['id']}/pair").body.decode()
-    assert "def scale_autograd(" in pair.split("# ---- backward ----")[1]
+    assert "def square_autograd(" in pair.split("# ---- backward ----")[1]
     listed = service.ask("GET", "/v1/runs").doc
     assert listed == {"runs": [ended], "total": 1}
     assert service.ask("GET", "/v1/runs?state=queued").doc == {"runs": [], "total": 0}
@@ -57,16 +57,16 @@ def test_unusable_file_ends_with_its_reason(serve: Callable[..., Service]) -> No
 
 def test_same_file_with_same_options_is_one_run(serve: Callable[..., Service]) -> None:
     service = serve(*ASKS)
-    first = service.submit(FORWARD)
-    again = service.ask("POST", "/v1/runs", {"source": FORWARD, "name": "other.py"})
+    first = service.submit(SMALL)
+    again = service.ask("POST", "/v1/runs", {"source": SMALL, "name": "other.py"})
     assert (again.status, again.doc["id"]) == (200, first["id"])
-    other = service.submit(FORWARD, options={"topk": 2})
-    forced = service.submit(FORWARD, force=True)
+    other = service.submit(SMALL, options={"topk": 2})
+    forced = service.submit(SMALL, force=True)
     assert len({first["id"], other["id"], forced["id"]}) == 3
     # A run that was cancelled is no answer to the next one who asks.
     for run in (first, other, forced):
         assert service.ask("POST", f"/v1/runs/{run['id']}/cancel").doc["state"] == "cancelled"
-    assert service.submit(FORWARD)["id"] not in {first["id"], other["id"], forced["id"]}
+    assert service.submit(SMALL)["id"] not in {first["id"], other["id"], forced["id"]}
 
 
 def test_same_file_from_many_at_once_is_one_run(serve: Callable[..., Service]) -> None:
@@ -74,7 +74,7 @@ def test_same_file_from_many_at_once_is_one_run(serve: Callable[..., Service]) -
     replies = []
 
     def ask() -> None:
-        replies.append(service.ask("POST", "/v1/runs", {"source": FORWARD}))
+        replies.append(service.ask("POST", "/v1/runs", {"source": SMALL}))
 
     threads = [threading.Thread(target=ask) for _ in range(20)]
     for thread in threads:
@@ -139,7 +139,7 @@ def test_what_clients_may_not_ask_for_is_refused(agent: Agent, serve: Callable[.
         ({"max-tokens": 2000}, "max-tokens"),
         ({"max-iters": 5}, "max-iters"),
     ):
-        reply = service.ask("POST", "/v1/runs", {"source": FORWARD, "options": options})
+        reply = service.ask("POST", "/v1/runs", {"source": SMALL, "options": options})
         assert (reply.status, reply.code) == (400, "invalid"), (options, reply.body)
         assert word in reply.doc["error"]["message"], reply.body
     assert service.ask("GET", "/v1/runs").doc["total"] == 0
@@ -148,7 +148,7 @@ def test_what_clients_may_not_ask_for_is_refused(agent: Agent, serve: Callable[.
 
 def test_requests_that_are_wrong_are_refused(serve: Callable[..., Service]) -> None:
     service = serve(*ASKS)
-    run = service.submit(FORWARD)["id"]
+    run = service.submit(SMALL)["id"]
     for method, path, status in (
         ("GET", "/v1/runs/../../etc/passwd", 404),
         ("GET", "/v1/runs/..%2f..%2fetc%2fpasswd", 404),
@@ -188,7 +188,7 @@ def test_token_is_wanted_everywhere_but_for_health(agent: Agent, serve: Callable
     service = serve("--address", "127.0.0.1:0", "--token-file", str(token), *ASKS)
     assert service.address.startswith("127.0.0.1:")
     assert service.ask("GET", "/healthz").status == 200
-    body = {"source": FORWARD}
+    body = {"source": SMALL}
     for method, path in (("GET", "/readyz"), ("GET", "/v1/runs"), ("POST", "/v1/runs"), ("GET", "/x")):
         for wrong in ("", TOKEN[:-1], TOKEN + "x", "x"):
             reply = service.ask(method, path, body if method == "POST" else None, token=wrong)
@@ -238,7 +238,7 @@ def test_two_services_do_not_share_a_folder(agent: Agent, serve: Callable[..., S
 
 def test_damaged_ledger_is_moved_aside_and_told(agent: Agent, serve: Callable[..., Service]) -> None:
     service = serve(*ASKS)
-    run = service.submit(FORWARD)["id"]
+    run = service.submit(SMALL)["id"]
     service.kill()
     state = agent.folder / "state"
     (state / "ledger.db").write_bytes(b"no database" * 1000)
@@ -247,8 +247,8 @@ def test_damaged_ledger_is_moved_aside_and_told(agent: Agent, serve: Callable[..
     assert service.ask("GET", "/v1/runs").doc["total"] == 0
     aside = list(state.glob("ledger.db.damaged-*"))
     assert len(aside) == 1 and any(str(aside[0]) in line for line in service.log)
-    assert (state / "runs" / run / "forward.py").read_text() == FORWARD
-    assert service.submit(FORWARD)["id"] != run
+    assert (state / "runs" / run / "forward.py").read_text() == SMALL
+    assert service.submit(SMALL)["id"] != run
 
 
 def test_name_of_another_site_gets_nothing_where_there_is_no_token(serve: Callable[..., Service]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from conftest import Agent
-from files import FORWARD
+from files import SMALL
 from service import ASKS, Service, answer, asked, variant
 from service import serve as serve  # a fixture
 
@@ -44,7 +44,7 @@ def events(lines: Any) -> Iterator[Event]:
 
 def test_events_of_a_run_are_its_journal(agent: Agent, serve: Callable[..., Service]) -> None:
     service = serve(*ASKS)
-    run = service.submit(FORWARD)["id"]
+    run = service.submit(SMALL)["id"]
     with stream(service, f"/v1/runs/{run}/events") as found:
         seen = [next(found)]
         while seen[-1][2].get("to") != "draft":
@@ -85,7 +85,7 @@ def test_events_of_the_queue_tell_what_changed(agent: Agent, serve: Callable[...
 
 def test_events_of_a_cancelled_run_are_still_there(agent: Agent, serve: Callable[..., Service]) -> None:
     service = serve(*ASKS)
-    run = service.submit(FORWARD)["id"]
+    run = service.submit(SMALL)["id"]
     asked(agent, 1)
     service.ask("POST", f"/v1/runs/{run}/cancel")
     for _ in range(2):

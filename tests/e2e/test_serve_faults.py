@@ -16,7 +16,7 @@ from conftest import Agent, Endpoint
 from faults import Faults
 from faults import faults as faults  # a fixture
 from faults import preloaded as preloaded  # a fixture
-from files import BACKWARD, FORWARD, SMALL, fenced
+from files import SMALL, SMALL_BACKWARD, fenced
 from service import ASKS, Service, answer, asked, variant
 from service import serve as serve  # a fixture
 
@@ -61,9 +61,9 @@ def test_clock_that_jumps_delays_and_drops_nothing(
     agent: Agent, faults: Faults, serve: Callable[..., Service], endpoint: Callable[..., Endpoint]
 ) -> None:
     down = {"status": 503, "error": "not now", "headers": {"Retry-After": "0"}}
-    model = endpoint([down] * 6 + [{"text": fenced(BACKWARD)}], "--repeat")
+    model = endpoint([down] * 6 + [{"text": fenced(SMALL_BACKWARD)}], "--repeat")
     service = serve("--base-url", model.url, "--draft", "llm", "--no-optimise")
-    run = service.submit(FORWARD)["id"]
+    run = service.submit(SMALL)["id"]
     while service.run(run)["attempt"] == 1:
         time.sleep(0.02)
     faults.clock(-40 * 86400)  # it was to wait until then
@@ -87,11 +87,11 @@ def test_endpoint_that_is_down_is_waited_for(
     with socket.create_server(("127.0.0.1", 0)) as unused:
         port = unused.getsockname()[1]
     service = serve("--base-url", f"http://127.0.0.1:{port}/v1", "--draft", "llm", "--no-optimise")
-    run = service.submit(FORWARD)["id"]
+    run = service.submit(SMALL)["id"]
     while (waiting := service.run(run))["attempt"] == 1:
         time.sleep(0.05)
     assert waiting["state"] == "queued" and waiting["reason"], waiting
-    endpoint([{"text": fenced(BACKWARD)}], "--repeat", "--port", str(port))
+    endpoint([{"text": fenced(SMALL_BACKWARD)}], "--repeat", "--port", str(port))
     ended = service.wait(run)
     assert ended["verdict"] == "verified" and ended["attempt"] > 1, ended
 
@@ -151,7 +151,7 @@ def test_what_was_acknowledged_is_there_after_a_loss_of_power(
             found = service.run(run)
             assert found["state"] == "cancelled" or run not in cancelled, found
             source = service.agent.folder / "state" / "runs" / run / "forward.py"
-            assert source.read_text().startswith(FORWARD)
+            assert source.read_text().startswith(SMALL)
     assert not any("damaged" in line for line in service.log)
 
 
@@ -182,7 +182,7 @@ def test_watched_file_is_taken_on_once_there_is_room(
     kernels.mkdir()
     service = serve(*ASKS, "--watch", str(kernels))
     faults.full()
-    (kernels / "scale.py").write_text(FORWARD)
+    (kernels / "scale.py").write_text(SMALL)
     while not any("scale.py is not taken on" in line for line in service.log):
         time.sleep(0.05)
     assert service.ask("GET", "/v1/runs").doc["total"] == 0

@@ -14,7 +14,7 @@ from typing import Any
 import fake_card
 import pytest
 from conftest import Agent
-from files import BACKWARD
+from files import SMALL_BACKWARD
 from service import Service, variant
 from service import serve as serve  # a fixture
 
@@ -83,7 +83,7 @@ def test_card_that_a_benchmark_has__is_waited_for_and_the_others_go_on(
 
 def pair(agent: Agent) -> Path:
     path = agent.folder / "scale.py"
-    path.write_text(f"{variant(0)}\n\n# ---- backward ----\n\n\n{BACKWARD}")
+    path.write_text(f"{variant(0)}\n\n# ---- backward ----\n\n\n{SMALL_BACKWARD}")
     return path
 
 

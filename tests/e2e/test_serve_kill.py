@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from conftest import Agent, Endpoint
-from files import BACKWARD, FORWARD, SMALL, fenced
+from files import SMALL, SMALL_BACKWARD, fenced
 from service import ASKS, Service, answer, asked, variant
 from service import serve as serve  # a fixture
 
@@ -56,7 +56,7 @@ def test_run_goes_on_after_a_kill(serve: Callable[..., Service], state: str) -> 
 
 def test_start_that_was_only_intended_is_made_up_for(serve: Callable[..., Service]) -> None:
     service = serve(*ASKS)
-    waits, run = service.submit(variant(0))["id"], service.submit(FORWARD)["id"]
+    waits, run = service.submit(variant(0))["id"], service.submit(SMALL)["id"]
     asked(service.agent, 1)
     service.kill()
     edit(service, waits, state="cancelled")
@@ -181,9 +181,9 @@ def test_endpoint_that_fails_is_asked_again_later(
     serve: Callable[..., Service], endpoint: Callable[..., Endpoint]
 ) -> None:
     down = {"status": 503, "error": "not now", "headers": {"Retry-After": "0"}}
-    model = endpoint([down] * 6 + [{"text": fenced(BACKWARD)}])
+    model = endpoint([down] * 6 + [{"text": fenced(SMALL_BACKWARD)}])
     service = serve("--base-url", model.url, "--draft", "llm", "--no-optimise")
-    run = service.submit(FORWARD)["id"]
+    run = service.submit(SMALL)["id"]
     while (waiting := service.run(run))["attempt"] == 1:
         time.sleep(0.02)
     assert waiting["state"] == "queued" and "not now" in waiting["reason"], waiting
@@ -201,7 +201,7 @@ def test_endpoint_that_refuses_ends_the_run(
 ) -> None:
     model = endpoint([{"status": status, "error": "never"}], "--repeat")
     service = serve("--base-url", model.url, "--draft", "llm", "--no-optimise")
-    run = service.submit(FORWARD)["id"]
+    run = service.submit(SMALL)["id"]
     while not (ended := service.run(run))["reason"]:
         time.sleep(0.02)
     assert (ended["state"], ended["exit_code"], ended["attempt"]) == ("failed", 5, 1), ended

@@ -15,7 +15,7 @@ from conftest import Agent
 from faults import Faults
 from faults import faults as faults  # a fixture
 from faults import preloaded as preloaded  # a fixture
-from files import FORWARD
+from files import SMALL
 from service import ASKS, Service, answer, asked, variant
 from service import serve as serve  # a fixture
 
@@ -106,7 +106,7 @@ def test_runs_that_ended_long_ago_go(agent: Agent, faults: Faults, serve: Callab
     service = serve(*ASKS)
     old = service.submit("x = 1\n")["id"]
     service.wait(old)
-    waits = service.submit(FORWARD)["id"]
+    waits = service.submit(SMALL)["id"]
     asked(agent, 1)
     service.kill()
     faults.clock(0)
@@ -134,7 +134,7 @@ def test_all_but_the_newest_runs_go(agent: Agent, serve: Callable[..., Service])
 
 def test_logs_of_a_run_are_shown_and_followed(agent: Agent, serve: Callable[..., Service]) -> None:
     service = serve(*ASKS)
-    run = service.submit(FORWARD)["id"]
+    run = service.submit(SMALL)["id"]
     asked(agent, 1)
     now = agent("logs", run, "--state", "state")
     assert now.code == 0 and "queued -> inspect" in now.out and "end " not in now.out

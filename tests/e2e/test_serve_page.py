@@ -19,7 +19,7 @@ import pytest
 from browser import Browser
 from browser import browser as browser  # a fixture
 from conftest import Agent
-from files import BACKWARD, FORWARD, WRONG, fenced
+from files import BACKWARD, FORWARD, SMALL, SMALL_BACKWARD, WRONG, fenced
 from service import ASKS, Service, asked, variant
 from service import serve as serve  # a fixture
 
@@ -142,8 +142,8 @@ BENCH = {
 
 
 def test_benchmark_of_a_run_is_plotted(agent: Agent, guarded: Service, browser: Browser) -> None:
-    run = guarded.ask("POST", "/v1/runs", {"source": FORWARD}, token=TOKEN).doc["id"]
-    answer_with(agent, fenced(BACKWARD), 1)
+    run = guarded.ask("POST", "/v1/runs", {"source": SMALL}, token=TOKEN).doc["id"]
+    answer_with(agent, fenced(SMALL_BACKWARD), 1)
     enter(browser, guarded)
     browser.script("location.hash = arguments[0]", f"#/runs/{run}")
     browser.shows("verified", "h1 + .state")

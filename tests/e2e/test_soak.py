@@ -14,7 +14,7 @@ def test_short_soak_loses_and_doubles_nothing(tmp_path: Path) -> None:
     out = tmp_path / "soak.json"
     command = [sys.executable, ROOT / "tests/soak/run.py", "--build", BUILD, "--out", out]
     done = subprocess.run(
-        [*map(str, command), "--runs", "6", "--kill-every", "15", "--deadline", "25", "--seconds", "1800"],
+        [*map(str, command), "--runs", "6", "--kill-every", "15", "--deadline", "12", "--seconds", "1800"],
         capture_output=True,
         text=True,
         check=False,

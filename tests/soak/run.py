@@ -31,9 +31,9 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "e2e"))
-from files import BACKWARD, FORWARD, fenced  # noqa: E402
+from files import SMALL, SMALL_BACKWARD, fenced  # noqa: E402
 
-HANGS = BACKWARD.replace("dx = dw = None", "dx = dw = None\n        while True:\n            pass")
+HANGS = SMALL_BACKWARD.replace("dy = dy.contiguous()", "while True:\n            pass")
 SHARES = {"error_500": 0.05, "cut": 0.05, "hangs": 0.02}
 GROWTH_MB = 12.0  # of resident memory in the last life
 GROWTH_FDS = 8
@@ -42,7 +42,7 @@ LAST_S = 60.0  # for the end, where not all runs have come to theirs
 
 def steps(count: int, seed: int) -> tuple[list[dict[str, Any]], dict[str, int]]:
     """The endpoint's answers, faults spread among them, at least one of each kind."""
-    right = {"text": fenced(BACKWARD)}
+    right = {"text": fenced(SMALL_BACKWARD)}
     faults: dict[str, dict[str, Any]] = {
         "error_500": {"status": 500, "headers": {"Retry-After": "0"}},
         "cut": {"fault": "cut"},
@@ -58,8 +58,8 @@ def steps(count: int, seed: int) -> tuple[list[dict[str, Any]], dict[str, int]]:
 def source(number: int) -> tuple[str, str]:
     """A file of its own, and the verdict that it must come to."""
     if number % 10 == 5:
-        return FORWARD.replace("SWEEP =", "NO_SWEEP =") + f"\n# {number}\n", "unusable"
-    return f"{FORWARD}\n# {number}\n", "verified"
+        return SMALL.replace("SWEEP =", "NO_SWEEP =") + f"\n# {number}\n", "unusable"
+    return f"{SMALL}\n# {number}\n", "verified"
 
 
 class Soak:
