@@ -25,6 +25,10 @@ def autodiff(inputs_require_grad=()):  # marks the stub for kernel-agent
     return lambda stub: stub
 
 
+def dot_precision():
+    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
+
+
 @triton.jit
 def solve_kernel(l_ptr, b_ptr, x_ptr, n, R, BLOCK_N: tl.constexpr, BLOCK_R: tl.constexpr):
     system = tl.program_id(0).to(tl.int64)
@@ -135,8 +139,7 @@ class TriangularSolve(torch.autograd.Function):
         slots = triton.cdiv(R, 16)
         dL, dB = torch.empty_like(L), torch.empty_like(x)
         part = torch.empty((systems, slots, n, n), device=x.device, dtype=torch.float32)
-        tiles = {"BLOCK_N": max(16, triton.next_power_of_2(n)), "BLOCK_R": 16}
-        tiles["PRECISION"] = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
+        tiles = {"PRECISION": dot_precision(), "BLOCK_N": max(16, triton.next_power_of_2(n)), "BLOCK_R": 16}
         solve_backward_kernel[(systems, slots)](L, x, dx, dB, part, n, R, **tiles)
         if ctx.needs_input_grad[0]:
             sum_slots_kernel[(systems, triton.cdiv(n * n, 256))](part, dL, n, slots, BLOCK=256)

@@ -61,10 +61,9 @@ def transform(x, inverse):
         raise ValueError(f"(2 n + 1) k overflows 32 bits for N = {N}")
     M = x.numel() // N
     y = torch.empty_like(x)
-    tiles = {"BLOCK_M": 64, "BLOCK_O": 32, "BLOCK_I": 32}
-    tiles["PRECISION"] = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
+    PRECISION = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
     grid = (triton.cdiv(M, 64), triton.cdiv(N, 32))
-    dct_kernel[grid](x, y, M, N, INVERSE=inverse, **tiles)
+    dct_kernel[grid](x, y, M, N, INVERSE=inverse, PRECISION=PRECISION, BLOCK_M=64, BLOCK_O=32, BLOCK_I=32)
     return y
 
 
