@@ -29,7 +29,7 @@ def autodiff(inputs_require_grad=()):  # marks the stub for kernel-agent
 def tiling(x):
     """Tiles and the precision of dots: products of whole float32 numbers want small tiles."""
     PRECISION = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
-    return {"PRECISION": PRECISION, "BLOCK": 32 if x.dtype == torch.float32 else 64}
+    return {"PRECISION": PRECISION, "BLOCK": 32 if x.dtype == torch.float32 else 64, "num_warps": 8}
 
 
 @triton.jit
