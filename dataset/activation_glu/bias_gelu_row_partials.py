@@ -54,7 +54,8 @@ def reference(x, b):
     return torch.nn.functional.gelu(x + b, approximate="tanh")
 
 
-SWEEP = [{"M": 130, "N": 33}, {"M": 20, "N": 128}]
+SWEEP = [{"M": 4096, "N": 16384}, {"M": 16384, "N": 3072}, {"M": 8191, "N": 2817}]
+SWEEP_CPU = [{"M": 130, "N": 33}, {"M": 20, "N": 128}]
 
 
 def make_args(dims, device="cuda", dtype=torch.float32):

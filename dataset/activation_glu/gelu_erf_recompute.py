@@ -43,7 +43,8 @@ def reference(x):
     return torch.nn.functional.gelu(x)
 
 
-SWEEP = [{"N": 1027}, {"N": 300}]
+SWEEP = [{"N": 8192 * 14336}, {"N": 16384 * 3072}, {"N": 50000017}]
+SWEEP_CPU = [{"N": 1027}, {"N": 300}]
 
 
 def make_args(dims, device="cuda", dtype=torch.float32):

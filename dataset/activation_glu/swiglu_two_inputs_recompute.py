@@ -47,7 +47,8 @@ def reference(a, b):
     return torch.nn.functional.silu(a) * b
 
 
-SWEEP = [{"M": 33, "N": 90}, {"M": 4, "N": 256}]
+SWEEP = [{"M": 8192, "N": 14336}, {"M": 4096, "N": 11008}, {"M": 4099, "N": 2817}]
+SWEEP_CPU = [{"M": 33, "N": 90}, {"M": 4, "N": 256}]
 
 
 def make_args(dims, device="cuda", dtype=torch.float32):

@@ -27,6 +27,21 @@ def autodiff(inputs_require_grad=()):  # marks the stub for kernel-agent
 LOG2E = 1.4426950408889634
 
 
+def tiling(q):
+    """Tiles and the precision of dots: products of whole float32 numbers want small tiles."""
+    PRECISION = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
+    BLOCK_D = max(16, triton.next_power_of_2(q.shape[-1]))
+    BLOCK_M = 64 if q.dtype != torch.float32 else 32 if BLOCK_D <= 64 else 16
+    BLOCK_N = max(16, BLOCK_M // 2)
+    return {
+        "PRECISION": PRECISION,
+        "BLOCK_M": BLOCK_M,
+        "BLOCK_N": BLOCK_N,
+        "BLOCK_D": BLOCK_D,
+        "num_warps": 8,
+    }
+
+
 @triton.jit
 def load_tile(ptr, rows, cols, N, D):
     mask = (rows[:, None] < N) & (cols[None, :] < D)
@@ -48,7 +63,7 @@ def in_band(rows, cols, N, W):
 @triton.jit
 def window_attention_kernel(
     q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, N, D, W, scale_log2,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(1).to(tl.int64) * N
     first = tl.program_id(0) * BLOCK_M
@@ -63,13 +78,13 @@ def window_attention_kernel(
         cols = start + tl.arange(0, BLOCK_N)
         k = load_tile(k_ptr + head * D, cols, d, N, D)
         v = load_tile(v_ptr + head * D, cols, d, N, D)
-        s = tl.dot(q, tl.trans(k), input_precision="ieee") * scale_log2
+        s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale_log2
         s = tl.where(in_band(rows, cols, N, W), s, -float("inf"))
         m_new = tl.maximum(m, tl.max(s, axis=1))
         p = tl.exp2(s - m_new[:, None])
         rescale = tl.exp2(m - m_new)
         total = total * rescale + tl.sum(p, axis=1)
-        acc = tl.dot(p.to(v.dtype), v, acc * rescale[:, None], input_precision="ieee")
+        acc = tl.dot(p.to(v.dtype), v, acc * rescale[:, None], input_precision=PRECISION)
         m = m_new
     total = tl.where(rows < N, total, 1.0)
     store_tile(o_ptr + head * D, acc / total[:, None], rows, d, N, D)
@@ -84,10 +99,9 @@ def window_attention_forward(q, k, v, window):
         raise ValueError(f"head dimension {D} does not fit one tile")
     o = torch.empty_like(q)
     lse = torch.empty((B, H, N), device=q.device, dtype=torch.float32)
-    BLOCK_D = max(16, triton.next_power_of_2(D))
-    window_attention_kernel[(triton.cdiv(N, 32), B * H)](
-        q, k, v, o, lse, N, D, window, D**-0.5 * LOG2E, BLOCK_M=32, BLOCK_N=16, BLOCK_D=BLOCK_D
-    )
+    tiles = tiling(q)
+    grid = (triton.cdiv(N, tiles["BLOCK_M"]), B * H)
+    window_attention_kernel[grid](q, k, v, o, lse, N, D, window, D**-0.5 * LOG2E, **tiles)
     return o, lse
 
 
@@ -104,7 +118,12 @@ def reference(q, k, v, window):
     return torch.softmax(s, dim=-1) @ v
 
 
-SWEEP = [{"B": 1, "H": 2, "N": 90, "W": 24, "D": 16}, {"B": 1, "H": 1, "N": 50, "W": 5, "D": 20}]
+SWEEP = [
+    {"B": 1, "H": 8, "N": 8192, "W": 1024, "D": 128},
+    {"B": 2, "H": 16, "N": 4096, "W": 512, "D": 64},
+    {"B": 1, "H": 10, "N": 5003, "W": 257, "D": 96},
+]
+SWEEP_CPU = [{"B": 1, "H": 2, "N": 90, "W": 24, "D": 16}, {"B": 1, "H": 1, "N": 50, "W": 5, "D": 20}]
 
 
 def make_args(dims, device="cuda", dtype=torch.float32):
@@ -126,18 +145,18 @@ def delta_kernel(o_ptr, do_ptr, delta_ptr, N, D, BLOCK_M: tl.constexpr, BLOCK_D:
 
 
 @triton.jit
-def rebuild_p_ds(q, k, v, do, lse, delta, rows, cols, N, W, scale_log2):
+def rebuild_p_ds(q, k, v, do, lse, delta, rows, cols, N, W, scale_log2, PRECISION: tl.constexpr):
     """P and dS of one tile, rows of queries by columns of keys."""
-    s = tl.dot(q, tl.trans(k), input_precision="ieee") * scale_log2
+    s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale_log2
     p = tl.where(in_band(rows, cols, N, W), tl.exp2(s - lse[:, None]), 0.0)
-    dp = tl.dot(do, tl.trans(v), input_precision="ieee")
+    dp = tl.dot(do, tl.trans(v), input_precision=PRECISION)
     return p, p * (dp - delta[:, None])
 
 
 @triton.jit
 def dk_dv_kernel(
     q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr, N, D, W, scale, scale_log2,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(1).to(tl.int64) * N
     first = tl.program_id(0) * BLOCK_N
@@ -153,9 +172,9 @@ def dk_dv_kernel(
         do = load_tile(do_ptr + head * D, rows, d, N, D)
         lse = tl.load(lse_ptr + head + rows, mask=rows < N, other=0.0)
         delta = tl.load(delta_ptr + head + rows, mask=rows < N, other=0.0)
-        p, ds = rebuild_p_ds(q, k, v, do, lse, delta, rows, cols, N, W, scale_log2)
-        dv = tl.dot(tl.trans(p.to(do.dtype)), do, dv, input_precision="ieee")
-        dk = tl.dot(tl.trans(ds.to(q.dtype)), q, dk, input_precision="ieee")
+        p, ds = rebuild_p_ds(q, k, v, do, lse, delta, rows, cols, N, W, scale_log2, PRECISION)
+        dv = tl.dot(tl.trans(p.to(do.dtype)), do, dv, input_precision=PRECISION)
+        dk = tl.dot(tl.trans(ds.to(q.dtype)), q, dk, input_precision=PRECISION)
     store_tile(dk_ptr + head * D, dk * scale, cols, d, N, D)
     store_tile(dv_ptr + head * D, dv, cols, d, N, D)
 
@@ -163,7 +182,7 @@ def dk_dv_kernel(
 @triton.jit
 def dq_kernel(
     q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr, N, D, W, scale, scale_log2,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(1).to(tl.int64) * N
     first = tl.program_id(0) * BLOCK_M
@@ -179,8 +198,8 @@ def dq_kernel(
         cols = start + tl.arange(0, BLOCK_N)
         k = load_tile(k_ptr + head * D, cols, d, N, D)
         v = load_tile(v_ptr + head * D, cols, d, N, D)
-        _, ds = rebuild_p_ds(q, k, v, do, lse, delta, rows, cols, N, W, scale_log2)
-        dq = tl.dot(ds.to(k.dtype), k, dq, input_precision="ieee")
+        _, ds = rebuild_p_ds(q, k, v, do, lse, delta, rows, cols, N, W, scale_log2, PRECISION)
+        dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
     store_tile(dq_ptr + head * D, dq * scale, rows, d, N, D)
 
 
@@ -199,17 +218,18 @@ class WindowAttention(torch.autograd.Function):
         do = do.contiguous()
         B, H, N, D = q.shape
         W, scale, scale_log2 = ctx.window, D**-0.5, D**-0.5 * LOG2E
-        blocks = {"BLOCK_M": 32, "BLOCK_N": 16, "BLOCK_D": max(16, triton.next_power_of_2(D))}
-        q_grid, k_grid = (triton.cdiv(N, 32), B * H), (triton.cdiv(N, 16), B * H)
+        tiles = tiling(q)
+        BLOCK_M, BLOCK_N, BLOCK_D = tiles["BLOCK_M"], tiles["BLOCK_N"], tiles["BLOCK_D"]
+        q_grid, k_grid = (triton.cdiv(N, BLOCK_M), B * H), (triton.cdiv(N, BLOCK_N), B * H)
         delta = torch.empty_like(lse)
-        delta_kernel[q_grid](o, do, delta, N, D, BLOCK_M=32, BLOCK_D=blocks["BLOCK_D"])
+        delta_kernel[q_grid](o, do, delta, N, D, BLOCK_M=BLOCK_M, BLOCK_D=BLOCK_D)
         dq = dk = dv = None
         if ctx.needs_input_grad[0]:
             dq = torch.empty_like(q)
-            dq_kernel[q_grid](q, k, v, do, lse, delta, dq, N, D, W, scale, scale_log2, **blocks)
+            dq_kernel[q_grid](q, k, v, do, lse, delta, dq, N, D, W, scale, scale_log2, **tiles)
         if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
             dk, dv = torch.empty_like(k), torch.empty_like(v)
-            dk_dv_kernel[k_grid](q, k, v, do, lse, delta, dk, dv, N, D, W, scale, scale_log2, **blocks)
+            dk_dv_kernel[k_grid](q, k, v, do, lse, delta, dk, dv, N, D, W, scale, scale_log2, **tiles)
         return dq, dk if ctx.needs_input_grad[1] else None, dv if ctx.needs_input_grad[2] else None, None
 
 

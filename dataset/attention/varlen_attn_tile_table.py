@@ -26,10 +26,17 @@ def autodiff(inputs_require_grad=()):  # marks the stub for kernel-agent
 
 
 LOG2E = 1.4426950408889634
-BLOCK = 32
 
 
-def tile_table(offsets):
+def tiling(q):
+    """Tiles and the precision of dots: products of whole float32 numbers want small tiles."""
+    PRECISION = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
+    BLOCK_D = max(16, triton.next_power_of_2(q.shape[-1]))
+    BLOCK = 64 if q.dtype != torch.float32 else 32 if BLOCK_D <= 64 else 16
+    return {"PRECISION": PRECISION, "BLOCK": BLOCK, "BLOCK_D": BLOCK_D, "num_warps": 8}
+
+
+def tile_table(offsets, BLOCK):
     """int64 (tiles, 2): the sequence and the first row of each tile."""
     tiles = (offsets.diff() + BLOCK - 1) // BLOCK
     sequence = torch.repeat_interleave(torch.arange(tiles.numel(), device=offsets.device), tiles)
@@ -52,7 +59,7 @@ def store_tile(ptr, value, rows, d, end, stride, D):
 @triton.jit
 def varlen_attention_kernel(
     q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, offsets_ptr, table_ptr, H, D, scale_log2,
-    BLOCK: tl.constexpr, BLOCK_D: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     sequence = tl.load(table_ptr + 2 * tl.program_id(0))
     rows = tl.load(table_ptr + 2 * tl.program_id(0) + 1) + tl.arange(0, BLOCK)
@@ -67,13 +74,13 @@ def varlen_attention_kernel(
         cols = start + tl.arange(0, BLOCK)
         k = load_tile(k_ptr + head * D, cols, d, end, H * D, D)
         v = load_tile(v_ptr + head * D, cols, d, end, H * D, D)
-        s = tl.dot(q, tl.trans(k), input_precision="ieee") * scale_log2
+        s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale_log2
         s = tl.where(cols[None, :] < end, s, -float("inf"))
         m_new = tl.maximum(m, tl.max(s, axis=1))
         p = tl.exp2(s - m_new[:, None])
         rescale = tl.exp2(m - m_new)
         total = total * rescale + tl.sum(p, axis=1)
-        acc = tl.dot(p.to(v.dtype), v, acc * rescale[:, None], input_precision="ieee")
+        acc = tl.dot(p.to(v.dtype), v, acc * rescale[:, None], input_precision=PRECISION)
         m = m_new
     store_tile(o_ptr + head * D, acc / total[:, None], rows, d, end, H * D, D)
     tl.store(lse_ptr + rows * H + head, m + tl.log2(total), mask=rows < end)
@@ -87,17 +94,15 @@ def varlen_attention_forward(q, k, v, offsets, table):
         raise ValueError(f"head dimension {D} does not fit one tile")
     o = torch.empty_like(q)
     lse = torch.empty((T, H), device=q.device, dtype=torch.float32)
-    BLOCK_D = max(16, triton.next_power_of_2(D))
-    varlen_attention_kernel[(table.shape[0], H)](
-        q, k, v, o, lse, offsets, table, H, D, D**-0.5 * LOG2E, BLOCK=BLOCK, BLOCK_D=BLOCK_D
-    )
+    grid = (table.shape[0], H)
+    varlen_attention_kernel[grid](q, k, v, o, lse, offsets, table, H, D, D**-0.5 * LOG2E, **tiling(q))
     return o, lse
 
 
 @autodiff(inputs_require_grad=(0, 1, 2))
 def varlen_attention(q, k, v, offsets):
     """q, k, v: (tokens, heads, dim); offsets: int64 (sequences + 1), from 0 to tokens, not decreasing."""
-    table = tile_table(offsets)
+    table = tile_table(offsets, tiling(q)["BLOCK"])
     return varlen_attention_forward(q.contiguous(), k.contiguous(), v.contiguous(), offsets, table)[0]
 
 
@@ -111,6 +116,11 @@ def reference(q, k, v, offsets):
 
 
 SWEEP = [
+    {"L0": 4096, "L1": 1, "L2": 2048, "L3": 2049, "H": 16, "D": 128},
+    {"L0": 1024, "L1": 512, "L2": 4000, "L3": 2656, "H": 32, "D": 64},
+    {"L0": 0, "L1": 1333, "L2": 77, "L3": 3001, "H": 12, "D": 96},
+]
+SWEEP_CPU = [
     {"L0": 5, "L1": 31, "L2": 1, "L3": 40, "H": 2, "D": 16},
     {"L0": 0, "L1": 33, "L2": 8, "L3": 2, "H": 1, "D": 20},
 ]
@@ -137,18 +147,18 @@ def delta_kernel(o_ptr, do_ptr, delta_ptr, n_rows, D, BLOCK: tl.constexpr, BLOCK
 
 
 @triton.jit
-def rebuild_p_ds(q, k, v, do, lse, delta, rows, cols, end, scale_log2):
+def rebuild_p_ds(q, k, v, do, lse, delta, rows, cols, end, scale_log2, PRECISION: tl.constexpr):
     """P and dS of one tile, rows of queries by columns of keys."""
-    s = tl.dot(q, tl.trans(k), input_precision="ieee") * scale_log2
+    s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale_log2
     p = tl.where((rows[:, None] < end) & (cols[None, :] < end), tl.exp2(s - lse[:, None]), 0.0)
-    dp = tl.dot(do, tl.trans(v), input_precision="ieee")
+    dp = tl.dot(do, tl.trans(v), input_precision=PRECISION)
     return p, p * (dp - delta[:, None])
 
 
 @triton.jit
 def dk_dv_kernel(
     q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, offsets_ptr, table_ptr, dk_ptr, dv_ptr,
-    H, D, scale, scale_log2, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr,
+    H, D, scale, scale_log2, PRECISION: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     sequence = tl.load(table_ptr + 2 * tl.program_id(0))
     cols = tl.load(table_ptr + 2 * tl.program_id(0) + 1) + tl.arange(0, BLOCK)
@@ -165,9 +175,9 @@ def dk_dv_kernel(
         do = load_tile(do_ptr + head * D, rows, d, end, H * D, D)
         lse = tl.load(lse_ptr + rows * H + head, mask=rows < end, other=0.0)
         delta = tl.load(delta_ptr + rows * H + head, mask=rows < end, other=0.0)
-        p, ds = rebuild_p_ds(q, k, v, do, lse, delta, rows, cols, end, scale_log2)
-        dv = tl.dot(tl.trans(p.to(do.dtype)), do, dv, input_precision="ieee")
-        dk = tl.dot(tl.trans(ds.to(q.dtype)), q, dk, input_precision="ieee")
+        p, ds = rebuild_p_ds(q, k, v, do, lse, delta, rows, cols, end, scale_log2, PRECISION)
+        dv = tl.dot(tl.trans(p.to(do.dtype)), do, dv, input_precision=PRECISION)
+        dk = tl.dot(tl.trans(ds.to(q.dtype)), q, dk, input_precision=PRECISION)
     store_tile(dk_ptr + head * D, dk * scale, cols, d, end, H * D, D)
     store_tile(dv_ptr + head * D, dv, cols, d, end, H * D, D)
 
@@ -175,7 +185,7 @@ def dk_dv_kernel(
 @triton.jit
 def dq_kernel(
     q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, offsets_ptr, table_ptr, dq_ptr,
-    H, D, scale, scale_log2, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr,
+    H, D, scale, scale_log2, PRECISION: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     sequence = tl.load(table_ptr + 2 * tl.program_id(0))
     rows = tl.load(table_ptr + 2 * tl.program_id(0) + 1) + tl.arange(0, BLOCK)
@@ -191,15 +201,16 @@ def dq_kernel(
         cols = start + tl.arange(0, BLOCK)
         k = load_tile(k_ptr + head * D, cols, d, end, H * D, D)
         v = load_tile(v_ptr + head * D, cols, d, end, H * D, D)
-        _, ds = rebuild_p_ds(q, k, v, do, lse, delta, rows, cols, end, scale_log2)
-        dq = tl.dot(ds.to(k.dtype), k, dq, input_precision="ieee")
+        _, ds = rebuild_p_ds(q, k, v, do, lse, delta, rows, cols, end, scale_log2, PRECISION)
+        dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
     store_tile(dq_ptr + head * D, dq * scale, rows, d, end, H * D, D)
 
 
 class VarlenAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, offsets):
-        q, k, v, table = q.contiguous(), k.contiguous(), v.contiguous(), tile_table(offsets)
+        q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
+        table = tile_table(offsets, tiling(q)["BLOCK"])
         o, lse = varlen_attention_forward(q, k, v, offsets, table)
         ctx.save_for_backward(q, k, v, o, lse, offsets, table)
         return o
@@ -210,18 +221,20 @@ class VarlenAttention(torch.autograd.Function):
         do = do.contiguous()
         _, H, D = q.shape
         scale = D**-0.5
-        blocks = {"BLOCK": BLOCK, "BLOCK_D": max(16, triton.next_power_of_2(D))}
+        tiles = tiling(q)
+        BLOCK, BLOCK_D = tiles["BLOCK"], tiles["BLOCK_D"]
         grid = (table.shape[0], H)
         delta = torch.empty_like(lse)
-        delta_kernel[(triton.cdiv(delta.numel(), BLOCK),)](o, do, delta, delta.numel(), D, **blocks)
+        n_rows = delta.numel()
+        delta_kernel[(triton.cdiv(n_rows, BLOCK),)](o, do, delta, n_rows, D, BLOCK=BLOCK, BLOCK_D=BLOCK_D)
         saved = (q, k, v, do, lse, delta, offsets, table)
         dq = dk = dv = None
         if ctx.needs_input_grad[0]:
             dq = torch.empty_like(q)
-            dq_kernel[grid](*saved, dq, H, D, scale, scale * LOG2E, **blocks)
+            dq_kernel[grid](*saved, dq, H, D, scale, scale * LOG2E, **tiles)
         if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
             dk, dv = torch.empty_like(k), torch.empty_like(v)
-            dk_dv_kernel[grid](*saved, dk, dv, H, D, scale, scale * LOG2E, **blocks)
+            dk_dv_kernel[grid](*saved, dk, dv, H, D, scale, scale * LOG2E, **tiles)
         return dq, dk if ctx.needs_input_grad[1] else None, dv if ctx.needs_input_grad[2] else None, None
 
 

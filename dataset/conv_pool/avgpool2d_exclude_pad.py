@@ -11,7 +11,7 @@ once: a gather, where the literal transpose of the forward would scatter with at
 op: avg_pool2d
 schedule: gather_transpose
 difficulty: 2
-dtypes: fp32
+dtypes: fp32, fp16, bf16
 """
 
 import torch
@@ -61,7 +61,15 @@ def reference(x, k, stride):
     return torch.nn.functional.avg_pool2d(x, k, stride, k // 2, count_include_pad=False)
 
 
-SWEEP = [{"N": 2, "C": 3, "Y": 9, "X": 12, "k": 3, "s": 2}, {"N": 1, "C": 2, "Y": 8, "X": 7, "k": 2, "s": 3}]
+SWEEP = [
+    {"N": 64, "C": 64, "Y": 112, "X": 112, "k": 3, "s": 2},
+    {"N": 32, "C": 256, "Y": 56, "X": 56, "k": 3, "s": 1},
+    {"N": 17, "C": 96, "Y": 97, "X": 61, "k": 2, "s": 2},
+]
+SWEEP_CPU = [
+    {"N": 2, "C": 3, "Y": 9, "X": 12, "k": 3, "s": 2},
+    {"N": 1, "C": 2, "Y": 8, "X": 7, "k": 2, "s": 3},
+]
 
 
 def make_args(dims, device="cuda", dtype=torch.float32):

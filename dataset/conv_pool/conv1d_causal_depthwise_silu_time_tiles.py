@@ -68,7 +68,12 @@ def reference(x, w, b):
     return torch.nn.functional.silu(z)
 
 
-SWEEP = [{"B": 2, "T": 37, "C": 25, "K": 4}, {"B": 1, "T": 16, "C": 40, "K": 3}]
+SWEEP = [
+    {"B": 4, "T": 4096, "C": 4096, "K": 4},
+    {"B": 8, "T": 2048, "C": 5120, "K": 4},
+    {"B": 3, "T": 2047, "C": 1537, "K": 3},
+]
+SWEEP_CPU = [{"B": 2, "T": 37, "C": 25, "K": 4}, {"B": 1, "T": 16, "C": 40, "K": 3}]
 
 
 def make_args(dims, device="cuda", dtype=torch.float32):

@@ -27,27 +27,33 @@ def autodiff(inputs_require_grad=()):  # marks the stub for kernel-agent
     return lambda stub: stub
 
 
+def tiling(x):
+    """Tiles and the precision of dots: products of whole float32 numbers want small tiles."""
+    PRECISION = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
+    return {"PRECISION": PRECISION, "BLOCK": 32 if x.dtype == torch.float32 else 64, "num_warps": 8}
+
+
 @triton.jit
 def conv_kernel(
     x_ptr, w_ptr, y_ptr, pixels, Y, X, C, OY, OX, K, R, stride, pad,
-    BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_K: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    p = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P)
-    k = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)
+    p = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    k = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     n, oy, ox = p // (OY * OX), p // OX % OY, p % OX
-    acc = tl.zeros([BLOCK_P, BLOCK_K], dtype=tl.float32)
+    acc = tl.zeros([BLOCK, BLOCK], dtype=tl.float32)
     for tap in range(R * R):
         y, x = oy * stride - pad + tap // R, ox * stride - pad + tap % R
         inside = (p < pixels) & (y >= 0) & (y < Y) & (x >= 0) & (x < X)
-        for start in range(0, C, BLOCK_C):
-            c = start + tl.arange(0, BLOCK_C)
-            a_offs = ((n * Y + y) * X + x)[:, None] * C + c[None, :]
+        for start in range(0, C, BLOCK):
+            c = start + tl.arange(0, BLOCK)
+            a_offs = ((n * Y + y) * X + x)[:, None].to(tl.int64) * C + c[None, :]
             a = tl.load(x_ptr + a_offs, mask=inside[:, None] & (c[None, :] < C), other=0.0)
             w_mask = (c[:, None] < C) & (k[None, :] < K)
             w = tl.load(w_ptr + (tap * C + c[:, None]) * K + k[None, :], mask=w_mask, other=0.0)
-            acc = tl.dot(a, w, acc, input_precision="ieee")
+            acc = tl.dot(a, w, acc, input_precision=PRECISION)
     y_mask = (p[:, None] < pixels) & (k[None, :] < K)
-    tl.store(y_ptr + p[:, None] * K + k[None, :], acc.to(y_ptr.dtype.element_ty), mask=y_mask)
+    tl.store(y_ptr + p[:, None].to(tl.int64) * K + k[None, :], acc.to(y_ptr.dtype.element_ty), mask=y_mask)
 
 
 @autodiff(inputs_require_grad=(0, 1))
@@ -62,9 +68,9 @@ def conv2d(x, w, stride=1):
     OY, OX = (Y + 2 * pad - R) // stride + 1, (X + 2 * pad - R) // stride + 1
     y = torch.empty((N, OY, OX, K), device=x.device, dtype=x.dtype)
     pixels = N * OY * OX
-    conv_kernel[(triton.cdiv(pixels, 32), triton.cdiv(K, 16))](
-        x, w, y, pixels, Y, X, C, OY, OX, K, R, stride, pad, BLOCK_P=32, BLOCK_C=16, BLOCK_K=16
-    )
+    tiles = tiling(x)
+    grid = (triton.cdiv(pixels, tiles["BLOCK"]), triton.cdiv(K, tiles["BLOCK"]))
+    conv_kernel[grid](x, w, y, pixels, Y, X, C, OY, OX, K, R, stride, pad, **tiles)
     return y
 
 
@@ -75,6 +81,11 @@ def reference(x, w, stride=1):
 
 
 SWEEP = [
+    {"N": 32, "Y": 56, "X": 56, "C": 64, "K": 64, "R": 3, "s": 1},
+    {"N": 64, "Y": 28, "X": 28, "C": 128, "K": 256, "R": 3, "s": 2},
+    {"N": 17, "Y": 61, "X": 47, "C": 96, "K": 80, "R": 3, "s": 1},
+]
+SWEEP_CPU = [
     {"N": 1, "Y": 7, "X": 13, "C": 16, "K": 24, "R": 3, "s": 1},
     {"N": 2, "Y": 6, "X": 5, "C": 5, "K": 4, "R": 3, "s": 2},
 ]
@@ -92,46 +103,46 @@ def make_args(dims, device="cuda", dtype=torch.float32):
 @triton.jit
 def dx_kernel(
     dy_ptr, w_ptr, dx_ptr, pixels, Y, X, C, OY, OX, K, R, stride, pad,
-    BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_K: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    p = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P)
-    c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    p = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     n, y, x = p // (Y * X), p // X % Y, p % X
-    acc = tl.zeros([BLOCK_P, BLOCK_C], dtype=tl.float32)
+    acc = tl.zeros([BLOCK, BLOCK], dtype=tl.float32)
     for tap in range(R * R):
         ty, tx = y + pad - tap // R, x + pad - tap % R
         oy, ox = ty // stride, tx // stride
         on_grid = (ty >= 0) & (tx >= 0) & (oy * stride == ty) & (ox * stride == tx) & (oy < OY) & (ox < OX)
-        for start in range(0, K, BLOCK_K):
-            k = start + tl.arange(0, BLOCK_K)
-            dy_offs = ((n * OY + oy) * OX + ox)[:, None] * K + k[None, :]
+        for start in range(0, K, BLOCK):
+            k = start + tl.arange(0, BLOCK)
+            dy_offs = ((n * OY + oy) * OX + ox)[:, None].to(tl.int64) * K + k[None, :]
             dy_mask = (on_grid & (p < pixels))[:, None] & (k[None, :] < K)
             dy = tl.load(dy_ptr + dy_offs, mask=dy_mask, other=0.0)
             w_mask = (c[None, :] < C) & (k[:, None] < K)
             w_t = tl.load(w_ptr + (tap * C + c[None, :]) * K + k[:, None], mask=w_mask, other=0.0)
-            acc = tl.dot(dy, w_t, acc, input_precision="ieee")
+            acc = tl.dot(dy, w_t, acc, input_precision=PRECISION)
     dx_mask = (p[:, None] < pixels) & (c[None, :] < C)
-    tl.store(dx_ptr + p[:, None] * C + c[None, :], acc.to(dx_ptr.dtype.element_ty), mask=dx_mask)
+    tl.store(dx_ptr + p[:, None].to(tl.int64) * C + c[None, :], acc.to(dx_ptr.dtype.element_ty), mask=dx_mask)
 
 
 @triton.jit
 def dw_kernel(
     x_ptr, dy_ptr, dw_ptr, pixels, Y, X, C, OY, OX, K, R, stride, pad,
-    BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_K: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
-    k = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)
+    c = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    k = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     tap = tl.program_id(2)
-    acc = tl.zeros([BLOCK_C, BLOCK_K], dtype=tl.float32)
-    for start in range(0, pixels, BLOCK_P):
-        p = start + tl.arange(0, BLOCK_P)
+    acc = tl.zeros([BLOCK, BLOCK], dtype=tl.float32)
+    for start in range(0, pixels, BLOCK):
+        p = start + tl.arange(0, BLOCK)
         y, x = p // OX % OY * stride - pad + tap // R, p % OX * stride - pad + tap % R
         inside = (p < pixels) & (y >= 0) & (y < Y) & (x >= 0) & (x < X)
-        a_offs = ((p // (OY * OX) * Y + y) * X + x)[None, :] * C + c[:, None]
+        a_offs = ((p // (OY * OX) * Y + y) * X + x)[None, :].to(tl.int64) * C + c[:, None]
         a_t = tl.load(x_ptr + a_offs, mask=inside[None, :] & (c[:, None] < C), other=0.0)
         dy_mask = (p[:, None] < pixels) & (k[None, :] < K)
-        dy = tl.load(dy_ptr + p[:, None] * K + k[None, :], mask=dy_mask, other=0.0)
-        acc = tl.dot(a_t, dy, acc, input_precision="ieee")
+        dy = tl.load(dy_ptr + p[:, None].to(tl.int64) * K + k[None, :], mask=dy_mask, other=0.0)
+        acc = tl.dot(a_t, dy, acc, input_precision=PRECISION)
     dw_mask = (c[:, None] < C) & (k[None, :] < K)
     tl.store(dw_ptr + (tap * C + c[:, None]) * K + k[None, :], acc.to(dw_ptr.dtype.element_ty), mask=dw_mask)
 
@@ -152,16 +163,17 @@ class Conv2d(torch.autograd.Function):
         _, OY, OX, K = dy.shape
         R = w.shape[0]
         sizes = (Y, X, C, OY, OX, K, R, ctx.stride, R // 2)
-        blocks = {"BLOCK_P": 32, "BLOCK_C": 16, "BLOCK_K": 16}
+        tiles = tiling(x)
+        BLOCK = tiles["BLOCK"]
         dx = dw = None
         if ctx.needs_input_grad[0]:
             dx = torch.empty_like(x)
-            grid = (triton.cdiv(N * Y * X, 32), triton.cdiv(C, 16))
-            dx_kernel[grid](dy, w, dx, N * Y * X, *sizes, **blocks)
+            grid = (triton.cdiv(N * Y * X, BLOCK), triton.cdiv(C, BLOCK))
+            dx_kernel[grid](dy, w, dx, N * Y * X, *sizes, **tiles)
         if ctx.needs_input_grad[1]:
             dw = torch.empty_like(w)
-            grid = (triton.cdiv(C, 16), triton.cdiv(K, 16), R * R)
-            dw_kernel[grid](x, dy, dw, N * OY * OX, *sizes, **blocks)
+            grid = (triton.cdiv(C, BLOCK), triton.cdiv(K, BLOCK), R * R)
+            dw_kernel[grid](x, dy, dw, N * OY * OX, *sizes, **tiles)
         return dx, dw, None
 
 

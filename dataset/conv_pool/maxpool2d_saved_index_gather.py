@@ -13,7 +13,7 @@ stores every dx once.
 op: max_pool2d
 schedule: index_or_seed_replay, gather_transpose
 difficulty: 3
-dtypes: fp32
+dtypes: fp32, fp16, bf16
 """
 
 import torch
@@ -69,7 +69,15 @@ def reference(x, k, stride):
     return torch.nn.functional.max_pool2d(x, k, stride, k // 2)
 
 
-SWEEP = [{"N": 2, "C": 3, "Y": 11, "X": 13, "k": 3, "s": 2}, {"N": 1, "C": 2, "Y": 6, "X": 9, "k": 2, "s": 1}]
+SWEEP = [
+    {"N": 64, "C": 64, "Y": 112, "X": 112, "k": 3, "s": 2},
+    {"N": 32, "C": 256, "Y": 56, "X": 56, "k": 2, "s": 2},
+    {"N": 17, "C": 96, "Y": 97, "X": 61, "k": 3, "s": 1},
+]
+SWEEP_CPU = [
+    {"N": 2, "C": 3, "Y": 11, "X": 13, "k": 3, "s": 2},
+    {"N": 1, "C": 2, "Y": 6, "X": 9, "k": 2, "s": 1},
+]
 
 
 def make_args(dims, device="cuda", dtype=torch.float32):

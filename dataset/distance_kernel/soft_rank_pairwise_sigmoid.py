@@ -55,7 +55,8 @@ def reference(s, t=1.0):
     return 1 + torch.sigmoid((s[:, None, :] - s[:, :, None]) / t).sum(-1)
 
 
-SWEEP = [{"B": 7, "N": 39}, {"B": 1, "N": 65}]
+SWEEP = [{"B": 512, "N": 512}, {"B": 64, "N": 2048}, {"B": 33, "N": 1001}]
+SWEEP_CPU = [{"B": 7, "N": 39}, {"B": 1, "N": 65}]
 
 
 def make_args(dims, device="cuda", dtype=torch.float32):

@@ -45,6 +45,8 @@ def keep_mask_kernel(mask_ptr, n_elements, p, seed, BLOCK: tl.constexpr):
 def apply_mask(x, p, seed):
     if not 0 <= p < 1:
         raise ValueError(f"p = {p} is no probability below 1")
+    if x.numel() > 2**31 - 512:
+        raise ValueError(f"the numbers of {x.numel()} elements are counted in 32 bits")
     y = torch.empty_like(x)
     dropout_kernel[(triton.cdiv(x.numel(), 512),)](x, y, x.numel(), p, seed, BLOCK=512)
     return y
@@ -61,7 +63,8 @@ def reference(x, p, seed):
     return x * mask / (1 - p)
 
 
-SWEEP = [{"N": 1101}, {"N": 300}]
+SWEEP = [{"N": 8192 * 14336}, {"N": 16384 * 4096}, {"N": 50000017}]
+SWEEP_CPU = [{"N": 1101}, {"N": 300}]
 
 
 def make_args(dims, device="cuda", dtype=torch.float32):

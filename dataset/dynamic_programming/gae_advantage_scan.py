@@ -28,7 +28,7 @@ def autodiff(inputs_require_grad=()):  # marks the stub for kernel-agent
 
 @triton.jit
 def gae_kernel(r_ptr, v_ptr, live_ptr, adv_ptr, T, E, gamma, lam, BLOCK: tl.constexpr):
-    env = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    env = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = env < E
     adv = tl.zeros([BLOCK], dtype=tl.float32)
     v_next = tl.load(v_ptr + T * E + env, mask=mask, other=0.0).to(tl.float32)
@@ -60,7 +60,8 @@ def reference(r, v, live, gamma=0.99, lam=0.95):
     return torch.stack(steps[::-1])
 
 
-SWEEP = [{"T": 21, "E": 35}, {"T": 4, "E": 64}]
+SWEEP = [{"T": 128, "E": 65536}, {"T": 1024, "E": 4096}, {"T": 129, "E": 40009}]
+SWEEP_CPU = [{"T": 21, "E": 35}, {"T": 4, "E": 64}]
 
 
 def make_args(dims, device="cuda", dtype=torch.float32):
@@ -75,7 +76,7 @@ def make_args(dims, device="cuda", dtype=torch.float32):
 
 @triton.jit
 def gae_backward_kernel(live_ptr, dadv_ptr, dr_ptr, dv_ptr, T, E, gamma, lam, BLOCK: tl.constexpr):
-    env = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    env = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = env < E
     carry = tl.zeros([BLOCK], dtype=tl.float32)  # gamma n_{t-1} c_{t-1}
     for t in range(T):

@@ -46,7 +46,12 @@ def reference(w, idx):
     return w[idx]
 
 
-SWEEP = [{"N": 90, "V": 17, "D": 33}, {"N": 6, "V": 40, "D": 140}]
+SWEEP = [
+    {"N": 16384, "V": 32000, "D": 2048},
+    {"N": 8192, "V": 128256, "D": 768},
+    {"N": 5003, "V": 50257, "D": 1001},
+]
+SWEEP_CPU = [{"N": 90, "V": 17, "D": 33}, {"N": 6, "V": 40, "D": 140}]
 
 
 def make_args(dims, device="cuda", dtype=torch.float32):

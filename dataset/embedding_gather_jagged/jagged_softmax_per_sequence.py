@@ -12,7 +12,7 @@ softmax runs along the other axis. An empty sequence has no row and costs nothin
 op: jagged_softmax
 schedule: row_reduce_correct
 difficulty: 2
-dtypes: fp32
+dtypes: fp32, bf16
 """
 
 import torch
@@ -62,7 +62,12 @@ def reference(x, offsets):
     return torch.cat([torch.softmax(part, dim=0) for part in x.split(offsets.diff().tolist())])
 
 
-SWEEP = [{"L0": 8, "L1": 1, "L2": 27, "C": 19}, {"L0": 0, "L1": 16, "L2": 3, "C": 40}]
+SWEEP = [
+    {"L0": 4096, "L1": 1, "L2": 8191, "C": 1024},
+    {"L0": 0, "L1": 2048, "L2": 3000, "C": 2048},
+    {"L0": 5003, "L1": 77, "L2": 1024, "C": 1001},
+]
+SWEEP_CPU = [{"L0": 8, "L1": 1, "L2": 27, "C": 19}, {"L0": 0, "L1": 16, "L2": 3, "C": 40}]
 
 
 def make_args(dims, device="cuda", dtype=torch.float32):

@@ -81,7 +81,12 @@ def reference(sigma, rgb, delta, offsets):
     return torch.stack(colors)
 
 
-SWEEP = [{"rays": 13, "samples": 90}, {"rays": 2, "samples": 75}]
+SWEEP = [
+    {"rays": 8192, "samples": 3 << 19},
+    {"rays": 4096, "samples": 1 << 20},
+    {"rays": 1021, "samples": 1500007},
+]
+SWEEP_CPU = [{"rays": 13, "samples": 90}, {"rays": 2, "samples": 75}]
 
 
 def make_args(dims, device="cuda", dtype=torch.float32):

@@ -50,7 +50,12 @@ def reference(x, w, indptr, col):
     return x.new_zeros(rows, x.shape[1]).index_add(0, row, w[:, None] * x[col])
 
 
-SWEEP = [{"nodes": 21, "E": 90, "D": 24}, {"nodes": 5, "E": 12, "D": 70}]
+SWEEP = [
+    {"nodes": 169343, "E": 1166243, "D": 128},
+    {"nodes": 65536, "E": 1 << 20, "D": 256},
+    {"nodes": 50021, "E": 400009, "D": 100},
+]
+SWEEP_CPU = [{"nodes": 21, "E": 90, "D": 24}, {"nodes": 5, "E": 12, "D": 70}]
 
 
 def make_args(dims, device="cuda", dtype=torch.float32):

@@ -45,7 +45,12 @@ def reference(x, s):
     return x.repeat_interleave(s, dim=2).repeat_interleave(s, dim=3)
 
 
-SWEEP = [{"N": 2, "C": 3, "Y": 5, "X": 7, "s": 3}, {"N": 1, "C": 1, "Y": 16, "X": 9, "s": 2}]
+SWEEP = [
+    {"N": 8, "C": 256, "Y": 64, "X": 64, "s": 2},
+    {"N": 2, "C": 128, "Y": 256, "X": 256, "s": 2},
+    {"N": 5, "C": 33, "Y": 97, "X": 61, "s": 3},
+]
+SWEEP_CPU = [{"N": 2, "C": 3, "Y": 5, "X": 7, "s": 3}, {"N": 1, "C": 1, "Y": 16, "X": 9, "s": 2}]
 
 
 def make_args(dims, device="cuda", dtype=torch.float32):

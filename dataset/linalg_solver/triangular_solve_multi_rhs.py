@@ -25,10 +25,14 @@ def autodiff(inputs_require_grad=()):  # marks the stub for kernel-agent
     return lambda stub: stub
 
 
+def dot_precision():
+    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
+
+
 @triton.jit
 def solve_kernel(l_ptr, b_ptr, x_ptr, n, R, BLOCK_N: tl.constexpr, BLOCK_R: tl.constexpr):
-    system = tl.program_id(1).to(tl.int64)
-    rhs = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
+    system = tl.program_id(0).to(tl.int64)
+    rhs = tl.program_id(1) * BLOCK_R + tl.arange(0, BLOCK_R)
     j = tl.arange(0, BLOCK_N)
     mask = (j[:, None] < n) & (rhs[None, :] < R)
     offs = (system * n + j[:, None]) * R + rhs[None, :]
@@ -56,7 +60,7 @@ def triangular_solve(L, B):
     systems, n, R = B.shape
     x = torch.empty_like(B)
     BLOCK_N = max(16, triton.next_power_of_2(n))
-    solve_kernel[(triton.cdiv(R, 16), systems)](L, B, x, n, R, BLOCK_N=BLOCK_N, BLOCK_R=16)
+    solve_kernel[(systems, triton.cdiv(R, 16))](L, B, x, n, R, BLOCK_N=BLOCK_N, BLOCK_R=16)
     return x
 
 
@@ -64,7 +68,12 @@ def reference(L, B):
     return torch.linalg.solve_triangular(L.tril(), B, upper=False)
 
 
-SWEEP = [{"Bt": 3, "n": 16, "rhs": 23}, {"Bt": 1, "n": 9, "rhs": 40}]
+SWEEP = [
+    {"Bt": 1024, "n": 64, "rhs": 128},
+    {"Bt": 4096, "n": 32, "rhs": 64},
+    {"Bt": 515, "n": 61, "rhs": 203},
+]
+SWEEP_CPU = [{"Bt": 3, "n": 16, "rhs": 23}, {"Bt": 1, "n": 9, "rhs": 40}]
 
 
 def make_args(dims, device="cuda", dtype=torch.float32):
@@ -79,10 +88,11 @@ def make_args(dims, device="cuda", dtype=torch.float32):
 
 @triton.jit
 def solve_backward_kernel(
-    l_ptr, x_ptr, dx_ptr, db_ptr, part_ptr, n, R, BLOCK_N: tl.constexpr, BLOCK_R: tl.constexpr
-):
-    system = tl.program_id(1).to(tl.int64)
-    rhs = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
+    l_ptr, x_ptr, dx_ptr, db_ptr, part_ptr, n, R,
+    PRECISION: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_R: tl.constexpr,
+):  # fmt: skip
+    system = tl.program_id(0).to(tl.int64)
+    rhs = tl.program_id(1) * BLOCK_R + tl.arange(0, BLOCK_R)
     j = tl.arange(0, BLOCK_N)
     mask = (j[:, None] < n) & (rhs[None, :] < R)
     offs = (system * n + j[:, None]) * R + rhs[None, :]
@@ -96,16 +106,16 @@ def solve_backward_kernel(
         db = tl.where(j[:, None] == i, (db - known[None, :]) / pivot, db)
     tl.store(db_ptr + offs, db, mask=mask)
     x = tl.load(x_ptr + offs, mask=mask, other=0.0).to(tl.float32)
-    dl = -tl.dot(db, tl.trans(x), input_precision="ieee")
-    slot = system * tl.num_programs(0) + tl.program_id(0)
+    dl = -tl.dot(db, tl.trans(x), input_precision=PRECISION)
+    slot = system * tl.num_programs(1) + tl.program_id(1)
     dl_mask = (j[:, None] < n) & (j[None, :] < n)
     tl.store(part_ptr + (slot * n + j[:, None]) * n + j[None, :], dl, mask=dl_mask)
 
 
 @triton.jit
 def sum_slots_kernel(part_ptr, dl_ptr, n, slots, BLOCK: tl.constexpr):
-    system = tl.program_id(1).to(tl.int64)
-    e = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    system = tl.program_id(0).to(tl.int64)
+    e = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = e < n * n
     acc = tl.zeros([BLOCK], dtype=tl.float32)
     for slot in range(slots):
@@ -129,10 +139,10 @@ class TriangularSolve(torch.autograd.Function):
         slots = triton.cdiv(R, 16)
         dL, dB = torch.empty_like(L), torch.empty_like(x)
         part = torch.empty((systems, slots, n, n), device=x.device, dtype=torch.float32)
-        BLOCK_N = max(16, triton.next_power_of_2(n))
-        solve_backward_kernel[(slots, systems)](L, x, dx, dB, part, n, R, BLOCK_N=BLOCK_N, BLOCK_R=16)
+        tiles = {"PRECISION": dot_precision(), "BLOCK_N": max(16, triton.next_power_of_2(n)), "BLOCK_R": 16}
+        solve_backward_kernel[(systems, slots)](L, x, dx, dB, part, n, R, **tiles)
         if ctx.needs_input_grad[0]:
-            sum_slots_kernel[(triton.cdiv(n * n, 256), systems)](part, dL, n, slots, BLOCK=256)
+            sum_slots_kernel[(systems, triton.cdiv(n * n, 256))](part, dL, n, slots, BLOCK=256)
         return dL if ctx.needs_input_grad[0] else None, dB if ctx.needs_input_grad[1] else None
 
 

@@ -55,7 +55,12 @@ def reference(a, x, h0):
     return torch.stack(steps, dim=1)
 
 
-SWEEP = [{"B": 2, "T": 37, "C": 50}, {"B": 1, "T": 6, "C": 130}]
+SWEEP = [
+    {"B": 8, "T": 2048, "C": 2048},
+    {"B": 16, "T": 1024, "C": 1024},
+    {"B": 3, "T": 2003, "C": 1001},
+]
+SWEEP_CPU = [{"B": 2, "T": 37, "C": 50}, {"B": 1, "T": 6, "C": 130}]
 
 
 def make_args(dims, device="cuda", dtype=torch.float32):

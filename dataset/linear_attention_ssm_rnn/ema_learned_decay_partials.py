@@ -12,7 +12,7 @@ free on the way.
 op: ema
 schedule: reverse_scan, partials_then_reduce
 difficulty: 2
-dtypes: fp32
+dtypes: fp32, bf16
 """
 
 import torch
@@ -55,7 +55,12 @@ def reference(x, a):
     return torch.stack(steps, dim=1)
 
 
-SWEEP = [{"B": 4, "T": 33, "C": 26}, {"B": 1, "T": 5, "C": 70}]
+SWEEP = [
+    {"B": 8, "T": 2048, "C": 2048},
+    {"B": 16, "T": 1024, "C": 1024},
+    {"B": 3, "T": 2003, "C": 1001},
+]
+SWEEP_CPU = [{"B": 4, "T": 33, "C": 26}, {"B": 1, "T": 5, "C": 70}]
 
 
 def make_args(dims, device="cuda", dtype=torch.float32):

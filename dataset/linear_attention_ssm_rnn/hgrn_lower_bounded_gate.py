@@ -12,7 +12,7 @@ adds the rows.
 op: hgrn
 schedule: reverse_scan, partials_then_reduce
 difficulty: 3
-dtypes: fp32
+dtypes: fp32, bf16
 """
 
 import torch
@@ -57,7 +57,12 @@ def reference(z, i, lb):
     return torch.stack(steps, dim=1)
 
 
-SWEEP = [{"B": 2, "T": 31, "C": 28}, {"B": 3, "T": 4, "C": 65}]
+SWEEP = [
+    {"B": 8, "T": 2048, "C": 2048},
+    {"B": 16, "T": 1024, "C": 1024},
+    {"B": 3, "T": 2003, "C": 1001},
+]
+SWEEP_CPU = [{"B": 2, "T": 31, "C": 28}, {"B": 3, "T": 4, "C": 65}]
 
 
 def make_args(dims, device="cuda", dtype=torch.float32):

@@ -30,6 +30,17 @@ def autodiff(inputs_require_grad=()):  # marks the stub for kernel-agent
 CHUNK = 32
 
 
+def tiling(q):
+    """Tiles and the precision of dots; a state of more than 64 x 64 wants more warps."""
+    BLOCK_D = max(16, triton.next_power_of_2(q.shape[-1]))
+    return {
+        "PRECISION": "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee",
+        "CHUNK": CHUNK,
+        "BLOCK_D": BLOCK_D,
+        "num_warps": 4 if BLOCK_D <= 64 else 8,
+    }
+
+
 @triton.jit
 def load_tile(ptr, rows, cols, R, C):
     mask = (rows[:, None] < R) & (cols[None, :] < C)
@@ -45,7 +56,8 @@ def store_tile(ptr, value, rows, cols, R, C):
 @triton.jit
 def state_kernel(
     a_ptr, b_ptr, state_ptr, T, D, chunks,
-    REVERSE: tl.constexpr, CHUNK: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
+    REVERSE: tl.constexpr, BLOCK_V: tl.constexpr,
+    PRECISION: tl.constexpr, CHUNK: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """state[c] = sum of A_i^T B_i over the chunks i before c, or with REVERSE after c."""
     head = tl.program_id(0).to(tl.int64)
@@ -58,20 +70,21 @@ def state_kernel(
         rows = c * CHUNK + tl.arange(0, CHUNK)
         a = load_tile(a_ptr + head * T * D, rows, d, T, D)
         b = load_tile(b_ptr + head * T * D, rows, e, T, D)
-        state = tl.dot(tl.trans(a), b, state, input_precision="ieee")
+        state = tl.dot(tl.trans(a), b, state, input_precision=PRECISION)
 
 
 @triton.jit
-def causal_product(a, b, CHUNK: tl.constexpr):
+def causal_product(a, b, PRECISION: tl.constexpr, CHUNK: tl.constexpr):
     """A B^T with the entries above the diagonal dropped."""
     i = tl.arange(0, CHUNK)
-    return tl.where(i[None, :] <= i[:, None], tl.dot(a, tl.trans(b), input_precision="ieee"), 0.0)
+    return tl.where(i[None, :] <= i[:, None], tl.dot(a, tl.trans(b), input_precision=PRECISION), 0.0)
 
 
 @triton.jit
 def output_kernel(
-    q_ptr, k_ptr, v_ptr, state_ptr, o_ptr, T, D, chunks, CHUNK: tl.constexpr, BLOCK_D: tl.constexpr
-):
+    q_ptr, k_ptr, v_ptr, state_ptr, o_ptr, T, D, chunks,
+    PRECISION: tl.constexpr, CHUNK: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
     c = tl.program_id(0)
     head = tl.program_id(1).to(tl.int64)
     rows = c * CHUNK + tl.arange(0, CHUNK)
@@ -80,8 +93,8 @@ def output_kernel(
     k = load_tile(k_ptr + head * T * D, rows, d, T, D)
     v = load_tile(v_ptr + head * T * D, rows, d, T, D)
     state = load_tile(state_ptr + (head * chunks + c) * D * D, d, d, D, D).to(q.dtype)
-    o = tl.dot(q, state, input_precision="ieee")
-    o = tl.dot(causal_product(q, k, CHUNK).to(v.dtype), v, o, input_precision="ieee")
+    o = tl.dot(q, state, input_precision=PRECISION)
+    o = tl.dot(causal_product(q, k, PRECISION, CHUNK).to(v.dtype), v, o, input_precision=PRECISION)
     store_tile(o_ptr + head * T * D, o, rows, d, T, D)
 
 
@@ -89,10 +102,8 @@ def launch_states(a, b, reverse):
     B, H, T, D = a.shape
     chunks = triton.cdiv(T, CHUNK)
     state = torch.empty((B, H, chunks, D, D), device=a.device, dtype=torch.float32)
-    BLOCK_D = max(16, triton.next_power_of_2(D))
-    state_kernel[(B * H, triton.cdiv(D, 16))](
-        a, b, state, T, D, chunks, REVERSE=reverse, CHUNK=CHUNK, BLOCK_D=BLOCK_D, BLOCK_V=16
-    )
+    grid = (B * H, triton.cdiv(D, 16))
+    state_kernel[grid](a, b, state, T, D, chunks, REVERSE=reverse, BLOCK_V=16, **tiling(a))
     return state
 
 
@@ -105,8 +116,7 @@ def linear_attention_forward(q, k, v):
     state = launch_states(k, v, False)
     o = torch.empty_like(v)
     chunks = state.shape[2]
-    BLOCK_D = max(16, triton.next_power_of_2(D))
-    output_kernel[(chunks, B * H)](q, k, v, state, o, T, D, chunks, CHUNK=CHUNK, BLOCK_D=BLOCK_D)
+    output_kernel[(chunks, B * H)](q, k, v, state, o, T, D, chunks, **tiling(q))
     return o, state
 
 
@@ -119,7 +129,12 @@ def reference(q, k, v):
     return (q @ k.transpose(-1, -2)).tril() @ v
 
 
-SWEEP = [{"B": 1, "H": 2, "T": 70, "D": 16}, {"B": 2, "H": 1, "T": 32, "D": 20}]
+SWEEP = [
+    {"B": 4, "H": 16, "T": 2048, "D": 64},
+    {"B": 2, "H": 16, "T": 4096, "D": 64},
+    {"B": 1, "H": 20, "T": 5003, "D": 48},
+]
+SWEEP_CPU = [{"B": 1, "H": 2, "T": 70, "D": 16}, {"B": 2, "H": 1, "T": 32, "D": 20}]
 
 
 def make_args(dims, device="cuda", dtype=torch.float32):
@@ -133,7 +148,7 @@ def make_args(dims, device="cuda", dtype=torch.float32):
 @triton.jit
 def chunk_backward_kernel(
     q_ptr, k_ptr, v_ptr, state_ptr, r_ptr, do_ptr, dq_ptr, dk_ptr, dv_ptr, T, D, chunks,
-    CHUNK: tl.constexpr, BLOCK_D: tl.constexpr,
+    PRECISION: tl.constexpr, CHUNK: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     c = tl.program_id(0)
     head = tl.program_id(1).to(tl.int64)
@@ -146,15 +161,17 @@ def chunk_backward_kernel(
     state = load_tile(state_ptr + (head * chunks + c) * D * D, d, d, D, D).to(q.dtype)
     r = load_tile(r_ptr + (head * chunks + c) * D * D, d, d, D, D).to(q.dtype)
 
-    dp = causal_product(do, v, CHUNK).to(q.dtype)
-    dq = tl.dot(do, tl.trans(state), input_precision="ieee")
-    dq = tl.dot(dp, k, dq, input_precision="ieee")
+    dp = causal_product(do, v, PRECISION, CHUNK).to(q.dtype)
+    dq = tl.dot(do, tl.trans(state), input_precision=PRECISION)
+    dq = tl.dot(dp, k, dq, input_precision=PRECISION)
     store_tile(dq_ptr + head * T * D, dq, rows, d, T, D)
-    dk = tl.dot(v, tl.trans(r), input_precision="ieee")
-    dk = tl.dot(tl.trans(dp), q, dk, input_precision="ieee")
+    dk = tl.dot(v, tl.trans(r), input_precision=PRECISION)
+    dk = tl.dot(tl.trans(dp), q, dk, input_precision=PRECISION)
     store_tile(dk_ptr + head * T * D, dk, rows, d, T, D)
-    dv = tl.dot(k, r, input_precision="ieee")
-    dv = tl.dot(tl.trans(causal_product(q, k, CHUNK).to(do.dtype)), do, dv, input_precision="ieee")
+    dv = tl.dot(k, r, input_precision=PRECISION)
+    dv = tl.dot(
+        tl.trans(causal_product(q, k, PRECISION, CHUNK).to(do.dtype)), do, dv, input_precision=PRECISION
+    )
     store_tile(dv_ptr + head * T * D, dv, rows, d, T, D)
 
 
@@ -174,10 +191,8 @@ class LinearAttention(torch.autograd.Function):
         r = launch_states(q, do, True)
         chunks = r.shape[2]
         grads = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-        BLOCK_D = max(16, triton.next_power_of_2(D))
-        chunk_backward_kernel[(chunks, B * H)](
-            q, k, v, state, r, do, *grads, T, D, chunks, CHUNK=CHUNK, BLOCK_D=BLOCK_D
-        )
+        grid = (chunks, B * H)
+        chunk_backward_kernel[grid](q, k, v, state, r, do, *grads, T, D, chunks, **tiling(q))
         return tuple(g if needed else None for g, needed in zip(grads, ctx.needs_input_grad, strict=True))
 
 

@@ -17,7 +17,7 @@ order.
 op: selective_scan
 schedule: reverse_scan, partials_then_reduce
 difficulty: 5
-dtypes: fp32
+dtypes: fp32, bf16
 """
 
 import torch
@@ -88,7 +88,12 @@ def reference(x, dt, A, B, C, D):
     return torch.stack(steps, dim=1)
 
 
-SWEEP = [{"B": 2, "T": 19, "D": 21, "N": 8}, {"B": 1, "T": 5, "D": 40, "N": 5}]
+SWEEP = [
+    {"B": 2, "T": 1024, "D": 2048, "N": 16},
+    {"B": 4, "T": 512, "D": 3072, "N": 8},
+    {"B": 5, "T": 1001, "D": 1001, "N": 5},
+]
+SWEEP_CPU = [{"B": 2, "T": 19, "D": 21, "N": 8}, {"B": 1, "T": 5, "D": 40, "N": 5}]
 
 
 def make_args(dims, device="cuda", dtype=torch.float32):

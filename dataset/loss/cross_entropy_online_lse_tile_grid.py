@@ -57,7 +57,8 @@ def reference(logits, target):
     return torch.nn.functional.cross_entropy(logits, target, reduction="none")
 
 
-SWEEP = [{"M": 19, "V": 300}, {"M": 3, "V": 1100}]
+SWEEP = [{"M": 4096, "V": 32000}, {"M": 1000, "V": 128256}, {"M": 1021, "V": 50257}]
+SWEEP_CPU = [{"M": 19, "V": 300}, {"M": 3, "V": 1100}]
 
 
 def make_args(dims, device="cuda", dtype=torch.float32):

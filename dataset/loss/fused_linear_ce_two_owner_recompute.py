@@ -8,7 +8,8 @@ folds it in an online log-sum-exp, picks up the target's logit when its tile com
 Backward schedule: the M x V matrix G is as large as the logits, so it is rebuilt, not stored: once by the
 owner of a row tile, which walks the vocabulary for dX, and once by the owner of a vocabulary tile, which
 walks the rows for dW. The second rebuild costs one more product, against M V of memory or atomics on dX;
-memory stays O((M + V) D) and every gradient is stored once.
+memory stays O((M + V) D) and every gradient is stored once. Both owners hold whole rows, so this is for the
+narrow layers of recommenders, with up to 128 features and very many items.
 
 op: fused_linear_cross_entropy
 schedule: swap_owner, recompute_from_stats
@@ -25,6 +26,14 @@ def autodiff(inputs_require_grad=()):  # marks the stub for kernel-agent
     return lambda stub: stub
 
 
+def tiling(x):
+    """Tiles and the precision of dots: products of whole float32 numbers want small tiles."""
+    PRECISION = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
+    BLOCK_D = max(16, triton.next_power_of_2(x.shape[1]))
+    BLOCK = 64 if x.dtype != torch.float32 else 32 if BLOCK_D <= 64 else 16
+    return {"PRECISION": PRECISION, "BLOCK": BLOCK, "BLOCK_D": BLOCK_D, "num_warps": 8}
+
+
 @triton.jit
 def load_tile(ptr, rows, cols, R, C):
     mask = (rows[:, None] < R) & (cols[None, :] < C)
@@ -34,18 +43,18 @@ def load_tile(ptr, rows, cols, R, C):
 @triton.jit
 def linear_ce_kernel(
     x_ptr, w_ptr, target_ptr, loss_ptr, lse_ptr, M, V, D,
-    BLOCK_M: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_D: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     d = tl.arange(0, BLOCK_D)
     x = load_tile(x_ptr, rows, d, M, D)
     target = tl.load(target_ptr + rows, mask=rows < M, other=0)
-    m = tl.full([BLOCK_M], -float("inf"), dtype=tl.float32)
-    total = tl.zeros([BLOCK_M], dtype=tl.float32)
-    z_target = tl.zeros([BLOCK_M], dtype=tl.float32)
-    for start in range(0, V, BLOCK_V):
-        v = start + tl.arange(0, BLOCK_V)
-        z = tl.dot(x, tl.trans(load_tile(w_ptr, v, d, V, D)), input_precision="ieee")
+    m = tl.full([BLOCK], -float("inf"), dtype=tl.float32)
+    total = tl.zeros([BLOCK], dtype=tl.float32)
+    z_target = tl.zeros([BLOCK], dtype=tl.float32)
+    for start in range(0, V, BLOCK):
+        v = start + tl.arange(0, BLOCK)
+        z = tl.dot(x, tl.trans(load_tile(w_ptr, v, d, V, D)), input_precision=PRECISION)
         z_target += tl.sum(tl.where(v[None, :] == target[:, None], z, 0.0), axis=1)
         z = tl.where(v[None, :] < V, z, -float("inf"))
         m_new = tl.maximum(m, tl.max(z, axis=1))
@@ -63,10 +72,8 @@ def linear_ce_forward(x, w, target):
         raise ValueError(f"a hidden size of {D} does not fit one tile")
     loss = torch.empty(M, device=x.device, dtype=torch.float32)
     lse = torch.empty_like(loss)
-    BLOCK_D = max(16, triton.next_power_of_2(D))
-    linear_ce_kernel[(triton.cdiv(M, 32),)](
-        x, w, target, loss, lse, M, V, D, BLOCK_M=32, BLOCK_V=64, BLOCK_D=BLOCK_D
-    )
+    tiles = tiling(x)
+    linear_ce_kernel[(triton.cdiv(M, tiles["BLOCK"]),)](x, w, target, loss, lse, M, V, D, **tiles)
     return loss, lse
 
 
@@ -80,7 +87,12 @@ def reference(x, w, target):
     return torch.nn.functional.cross_entropy(x @ w.t(), target, reduction="none")
 
 
-SWEEP = [{"M": 37, "D": 24, "V": 150}, {"M": 16, "D": 32, "V": 65}]
+SWEEP = [
+    {"M": 4096, "D": 128, "V": 65536},
+    {"M": 2048, "D": 64, "V": 131072},
+    {"M": 1021, "D": 96, "V": 50257},
+]
+SWEEP_CPU = [{"M": 37, "D": 24, "V": 150}, {"M": 16, "D": 32, "V": 65}]
 
 
 def make_args(dims, device="cuda", dtype=torch.float32):
@@ -93,9 +105,9 @@ def make_args(dims, device="cuda", dtype=torch.float32):
 
 
 @triton.jit
-def logit_gradient(x, w, target, lse, dloss, rows, v, M, V):
+def logit_gradient(x, w, target, lse, dloss, rows, v, M, V, PRECISION: tl.constexpr):
     """The tile (rows, v) of G; zero outside M and V."""
-    z = tl.dot(x, tl.trans(w), input_precision="ieee")
+    z = tl.dot(x, tl.trans(w), input_precision=PRECISION)
     p = tl.exp(z - lse[:, None])
     g = (p - tl.where(v[None, :] == target[:, None], 1.0, 0.0)) * dloss[:, None]
     return tl.where((rows[:, None] < M) & (v[None, :] < V), g, 0.0).to(x.dtype)
@@ -104,20 +116,20 @@ def logit_gradient(x, w, target, lse, dloss, rows, v, M, V):
 @triton.jit
 def dx_kernel(
     x_ptr, w_ptr, target_ptr, lse_ptr, dloss_ptr, dx_ptr, M, V, D,
-    BLOCK_M: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_D: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     d = tl.arange(0, BLOCK_D)
     x = load_tile(x_ptr, rows, d, M, D)
     target = tl.load(target_ptr + rows, mask=rows < M, other=0)
     lse = tl.load(lse_ptr + rows, mask=rows < M, other=0.0)
     dloss = tl.load(dloss_ptr + rows, mask=rows < M, other=0.0)
-    dx = tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32)
-    for start in range(0, V, BLOCK_V):
-        v = start + tl.arange(0, BLOCK_V)
+    dx = tl.zeros([BLOCK, BLOCK_D], dtype=tl.float32)
+    for start in range(0, V, BLOCK):
+        v = start + tl.arange(0, BLOCK)
         w = load_tile(w_ptr, v, d, V, D)
-        g = logit_gradient(x, w, target, lse, dloss, rows, v, M, V)
-        dx = tl.dot(g, w, dx, input_precision="ieee")
+        g = logit_gradient(x, w, target, lse, dloss, rows, v, M, V, PRECISION)
+        dx = tl.dot(g, w, dx, input_precision=PRECISION)
     mask = (rows[:, None] < M) & (d[None, :] < D)
     tl.store(dx_ptr + rows[:, None].to(tl.int64) * D + d[None, :], dx.to(dx_ptr.dtype.element_ty), mask=mask)
 
@@ -125,20 +137,20 @@ def dx_kernel(
 @triton.jit
 def dw_kernel(
     x_ptr, w_ptr, target_ptr, lse_ptr, dloss_ptr, dw_ptr, M, V, D,
-    BLOCK_M: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_D: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    v = tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
+    v = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     d = tl.arange(0, BLOCK_D)
     w = load_tile(w_ptr, v, d, V, D)
-    dw = tl.zeros([BLOCK_V, BLOCK_D], dtype=tl.float32)
-    for start in range(0, M, BLOCK_M):
-        rows = start + tl.arange(0, BLOCK_M)
+    dw = tl.zeros([BLOCK, BLOCK_D], dtype=tl.float32)
+    for start in range(0, M, BLOCK):
+        rows = start + tl.arange(0, BLOCK)
         x = load_tile(x_ptr, rows, d, M, D)
         target = tl.load(target_ptr + rows, mask=rows < M, other=0)
         lse = tl.load(lse_ptr + rows, mask=rows < M, other=0.0)
         dloss = tl.load(dloss_ptr + rows, mask=rows < M, other=0.0)
-        g = logit_gradient(x, w, target, lse, dloss, rows, v, M, V)
-        dw = tl.dot(tl.trans(g), x, dw, input_precision="ieee")
+        g = logit_gradient(x, w, target, lse, dloss, rows, v, M, V, PRECISION)
+        dw = tl.dot(tl.trans(g), x, dw, input_precision=PRECISION)
     mask = (v[:, None] < V) & (d[None, :] < D)
     tl.store(dw_ptr + v[:, None].to(tl.int64) * D + d[None, :], dw.to(dw_ptr.dtype.element_ty), mask=mask)
 
@@ -157,14 +169,15 @@ class LinearCrossEntropy(torch.autograd.Function):
         dloss = dloss.contiguous()
         M, D = x.shape
         V = w.shape[0]
-        blocks = {"BLOCK_M": 32, "BLOCK_V": 64, "BLOCK_D": max(16, triton.next_power_of_2(D))}
+        tiles = tiling(x)
+        BLOCK = tiles["BLOCK"]
         dx = dw = None
         if ctx.needs_input_grad[0]:
             dx = torch.empty_like(x)
-            dx_kernel[(triton.cdiv(M, 32),)](x, w, target, lse, dloss, dx, M, V, D, **blocks)
+            dx_kernel[(triton.cdiv(M, BLOCK),)](x, w, target, lse, dloss, dx, M, V, D, **tiles)
         if ctx.needs_input_grad[1]:
             dw = torch.empty_like(w)
-            dw_kernel[(triton.cdiv(V, 64),)](x, w, target, lse, dloss, dw, M, V, D, **blocks)
+            dw_kernel[(triton.cdiv(V, BLOCK),)](x, w, target, lse, dloss, dw, M, V, D, **tiles)
         return dx, dw, None
 
 

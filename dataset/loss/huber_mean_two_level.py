@@ -46,11 +46,11 @@ def huber_loss(x, y, delta=1.0):
     if x.shape != y.shape:
         raise ValueError("x and y must have one shape")
     n = x.numel()
-    parts = triton.cdiv(n, 256)
+    parts = triton.cdiv(n, 1024)
     part = torch.empty(parts, device=x.device, dtype=torch.float32)
     loss = torch.empty((), device=x.device, dtype=x.dtype)
-    huber_partials_kernel[(parts,)](x.contiguous(), y.contiguous(), part, n, delta, BLOCK=256)
-    mean_kernel[(1,)](part, loss, parts, n, BLOCK=256)
+    huber_partials_kernel[(parts,)](x.contiguous(), y.contiguous(), part, n, delta, BLOCK=1024)
+    mean_kernel[(1,)](part, loss, parts, n, BLOCK=1024)
     return loss
 
 
@@ -58,7 +58,8 @@ def reference(x, y, delta=1.0):
     return torch.nn.functional.huber_loss(x, y, delta=delta)
 
 
-SWEEP = [{"N": 1003}, {"N": 256}]
+SWEEP = [{"N": 1 << 26}, {"N": 32 * 3 * 512 * 512}, {"N": 50000017}]
+SWEEP_CPU = [{"N": 5003}, {"N": 1024}]
 
 
 def make_args(dims, device="cuda", dtype=torch.float32):
@@ -92,7 +93,7 @@ class HuberLoss(torch.autograd.Function):
         x, y = ctx.saved_tensors
         dx, dy = torch.empty_like(x), torch.empty_like(y)
         n = x.numel()
-        huber_backward_kernel[(triton.cdiv(n, 256),)](x, y, dloss, dx, dy, n, ctx.delta, BLOCK=256)
+        huber_backward_kernel[(triton.cdiv(n, 1024),)](x, y, dloss, dx, dy, n, ctx.delta, BLOCK=1024)
         return dx if ctx.needs_input_grad[0] else None, dy if ctx.needs_input_grad[1] else None, None
 
 

@@ -26,16 +26,25 @@ def autodiff(inputs_require_grad=()):  # marks the stub for kernel-agent
     return lambda stub: stub
 
 
+def tiling(x):
+    """Tiles and the precision of dots: products of whole float32 numbers want small tiles."""
+    PRECISION = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
+    BLOCK_D = max(16, triton.next_power_of_2(x.shape[1]))
+    BLOCK = 32 if x.dtype != torch.float32 or BLOCK_D <= 64 else 16
+    return {"PRECISION": PRECISION, "BLOCK": BLOCK, "BLOCK_D": BLOCK_D, "num_warps": 8}
+
+
 @triton.jit
 def load_tile(ptr, rows, d, M, D):
     mask = (rows[:, None] < M) & (d[None, :] < D)
-    return tl.load(ptr + rows[:, None] * D + d[None, :], mask=mask, other=0.0)
+    return tl.load(ptr + rows[:, None].to(tl.int64) * D + d[None, :], mask=mask, other=0.0)
 
 
 @triton.jit
 def lse_kernel(
-    own_ptr, other_ptr, scale_ptr, lse_ptr, diagonal_ptr, M, D, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr
-):
+    own_ptr, other_ptr, scale_ptr, lse_ptr, diagonal_ptr, M, D,
+    PRECISION: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
     rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     d = tl.arange(0, BLOCK_D)
     scale = tl.load(scale_ptr).to(tl.float32)
@@ -45,7 +54,7 @@ def lse_kernel(
     diagonal = tl.zeros([BLOCK], dtype=tl.float32)
     for start in range(0, M, BLOCK):
         cols = start + tl.arange(0, BLOCK)
-        z = tl.dot(own, tl.trans(load_tile(other_ptr, cols, d, M, D)), input_precision="ieee") * scale
+        z = tl.dot(own, tl.trans(load_tile(other_ptr, cols, d, M, D)), input_precision=PRECISION) * scale
         diagonal += tl.sum(tl.where(cols[None, :] == rows[:, None], z, 0.0), axis=1)
         z = tl.where(cols[None, :] < M, z, -float("inf"))
         m_new = tl.maximum(m, tl.max(z, axis=1))
@@ -69,13 +78,14 @@ def clip_loss_forward(a, b, scale):
     if a.shape != b.shape:
         raise ValueError("a and b must have one shape")
     M, D = a.shape
-    if D > 256:
+    if D > 512:
         raise ValueError(f"an embedding of {D} does not fit one tile")
     row, col, diagonal = (torch.empty(M, device=a.device, dtype=torch.float32) for _ in range(3))
     loss = torch.empty((), device=a.device, dtype=torch.float32)
-    blocks = {"BLOCK": 32, "BLOCK_D": max(16, triton.next_power_of_2(D))}
-    lse_kernel[(triton.cdiv(M, 32),)](a, b, scale, row, diagonal, M, D, **blocks)
-    lse_kernel[(triton.cdiv(M, 32),)](b, a, scale, col, diagonal, M, D, **blocks)
+    tiles = tiling(a)
+    grid = (triton.cdiv(M, tiles["BLOCK"]),)
+    lse_kernel[grid](a, b, scale, row, diagonal, M, D, **tiles)
+    lse_kernel[grid](b, a, scale, col, diagonal, M, D, **tiles)
     mean_loss_kernel[(1,)](row, col, diagonal, loss, M, BLOCK=256)
     return loss, row, col
 
@@ -91,7 +101,8 @@ def reference(a, b, scale):
     return (z.logsumexp(0) + z.logsumexp(1) - 2 * z.diagonal()).mean() / 2
 
 
-SWEEP = [{"M": 45, "D": 32}, {"M": 64, "D": 20}]
+SWEEP = [{"M": 8192, "D": 512}, {"M": 16384, "D": 256}, {"M": 5003, "D": 320}]
+SWEEP_CPU = [{"M": 45, "D": 32}, {"M": 64, "D": 20}]
 
 
 def make_args(dims, device="cuda", dtype=torch.float32):
@@ -107,7 +118,7 @@ def make_args(dims, device="cuda", dtype=torch.float32):
 @triton.jit
 def owner_kernel(
     own_ptr, other_ptr, scale_ptr, own_lse_ptr, other_lse_ptr, dloss_ptr, down_ptr, part_ptr, M, D,
-    SCALE_GRAD: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr,
+    SCALE_GRAD: tl.constexpr, PRECISION: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     d = tl.arange(0, BLOCK_D)
@@ -121,11 +132,11 @@ def owner_kernel(
         cols = start + tl.arange(0, BLOCK)
         other = load_tile(other_ptr, cols, d, M, D)
         other_lse = tl.load(other_lse_ptr + cols, mask=cols < M, other=0.0)
-        dots = tl.dot(own, tl.trans(other), input_precision="ieee")
+        dots = tl.dot(own, tl.trans(other), input_precision=PRECISION)
         p = tl.exp(dots * scale - own_lse[:, None]) + tl.exp(dots * scale - other_lse[None, :])
         g = weight * (p - tl.where(cols[None, :] == rows[:, None], 2.0, 0.0))
         g = tl.where((rows[:, None] < M) & (cols[None, :] < M), g, 0.0)
-        down = tl.dot(g.to(other.dtype), other, down, input_precision="ieee")
+        down = tl.dot(g.to(other.dtype), other, down, input_precision=PRECISION)
         if SCALE_GRAD:
             dscale += tl.sum(g * dots, axis=1)
     mask = (rows[:, None] < M) & (d[None, :] < D)
@@ -156,17 +167,17 @@ class ClipLoss(torch.autograd.Function):
     def backward(ctx, dloss):
         a, b, scale, row, col = ctx.saved_tensors
         M, D = a.shape
-        tiles = triton.cdiv(M, 32)
-        part = torch.empty(tiles, device=a.device, dtype=torch.float32)
-        blocks = {"BLOCK": 32, "BLOCK_D": max(16, triton.next_power_of_2(D))}
+        tiles = tiling(a)
+        owners = triton.cdiv(M, tiles["BLOCK"])
+        part = torch.empty(owners, device=a.device, dtype=torch.float32)
         da = db = dscale = None
         if ctx.needs_input_grad[0] or ctx.needs_input_grad[2]:
             da, dscale = torch.empty_like(a), torch.empty_like(scale)
-            owner_kernel[(tiles,)](a, b, scale, row, col, dloss, da, part, M, D, SCALE_GRAD=True, **blocks)
-            total_kernel[(1,)](part, dscale, tiles, BLOCK=128)
+            owner_kernel[(owners,)](a, b, scale, row, col, dloss, da, part, M, D, SCALE_GRAD=True, **tiles)
+            total_kernel[(1,)](part, dscale, owners, BLOCK=128)
         if ctx.needs_input_grad[1]:
             db = torch.empty_like(b)
-            owner_kernel[(tiles,)](b, a, scale, col, row, dloss, db, part, M, D, SCALE_GRAD=False, **blocks)
+            owner_kernel[(owners,)](b, a, scale, col, row, dloss, db, part, M, D, SCALE_GRAD=False, **tiles)
         return da if ctx.needs_input_grad[0] else None, db, dscale if ctx.needs_input_grad[2] else None
 
 

@@ -26,40 +26,44 @@ def autodiff(inputs_require_grad=()):  # marks the stub for kernel-agent
     return lambda stub: stub
 
 
+def tiling(x):
+    """Tiles and the precision of dots: products of whole float32 numbers want small tiles."""
+    PRECISION = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
+    return {"PRECISION": PRECISION, "BLOCK": 32 if x.dtype == torch.float32 else 64, "num_warps": 8}
+
+
 @triton.jit
 def load_tile(ptr, rows, cols, R, C):
     mask = (rows[:, None] < R) & (cols[None, :] < C)
-    return tl.load(ptr + rows[:, None] * C + cols[None, :], mask=mask, other=0.0)
+    return tl.load(ptr + rows[:, None].to(tl.int64) * C + cols[None, :], mask=mask, other=0.0)
 
 
 @triton.jit
 def store_tile(ptr, value, rows, cols, R, C):
     mask = (rows[:, None] < R) & (cols[None, :] < C)
-    tl.store(ptr + rows[:, None] * C + cols[None, :], value.to(ptr.dtype.element_ty), mask=mask)
+    tl.store(ptr + rows[:, None].to(tl.int64) * C + cols[None, :], value.to(ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
-def gate_up_tile(
-    x_ptr, wg_ptr, wu_ptr, m, n, M, N, K, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr
-):
-    g = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
-    u = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
-    for start in range(0, K, BLOCK_K):
-        k = start + tl.arange(0, BLOCK_K)
+def gate_up_tile(x_ptr, wg_ptr, wu_ptr, m, n, M, N, K, PRECISION: tl.constexpr, BLOCK: tl.constexpr):
+    g = tl.zeros([BLOCK, BLOCK], dtype=tl.float32)
+    u = tl.zeros([BLOCK, BLOCK], dtype=tl.float32)
+    for start in range(0, K, BLOCK):
+        k = start + tl.arange(0, BLOCK)
         x = load_tile(x_ptr, m, k, M, K)
-        g = tl.dot(x, tl.trans(load_tile(wg_ptr, n, k, N, K)), g, input_precision="ieee")
-        u = tl.dot(x, tl.trans(load_tile(wu_ptr, n, k, N, K)), u, input_precision="ieee")
+        g = tl.dot(x, tl.trans(load_tile(wg_ptr, n, k, N, K)), g, input_precision=PRECISION)
+        u = tl.dot(x, tl.trans(load_tile(wu_ptr, n, k, N, K)), u, input_precision=PRECISION)
     return g, u
 
 
 @triton.jit
 def gated_linear_kernel(
     x_ptr, wg_ptr, wu_ptr, h_ptr, M, N, K,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    g, u = gate_up_tile(x_ptr, wg_ptr, wu_ptr, m, n, M, N, K, BLOCK_M, BLOCK_N, BLOCK_K)
+    m = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    g, u = gate_up_tile(x_ptr, wg_ptr, wu_ptr, m, n, M, N, K, PRECISION, BLOCK)
     store_tile(h_ptr, g * tl.sigmoid(g) * u, m, n, M, N)
 
 
@@ -71,8 +75,9 @@ def gated_linear(x, wg, wu):
     x, wg, wu = x.contiguous(), wg.contiguous(), wu.contiguous()
     (M, K), N = x.shape, wg.shape[0]
     h = torch.empty((M, N), device=x.device, dtype=x.dtype)
-    grid = (triton.cdiv(M, 32), triton.cdiv(N, 32))
-    gated_linear_kernel[grid](x, wg, wu, h, M, N, K, BLOCK_M=32, BLOCK_N=32, BLOCK_K=32)
+    tiles = tiling(x)
+    grid = (triton.cdiv(M, tiles["BLOCK"]), triton.cdiv(N, tiles["BLOCK"]))
+    gated_linear_kernel[grid](x, wg, wu, h, M, N, K, **tiles)
     return h
 
 
@@ -80,7 +85,12 @@ def reference(x, wg, wu):
     return torch.nn.functional.silu(x @ wg.t()) * (x @ wu.t())
 
 
-SWEEP = [{"M": 31, "K": 36, "N": 40}, {"M": 64, "K": 16, "N": 7}]
+SWEEP = [
+    {"M": 4096, "K": 2048, "N": 5632},
+    {"M": 2048, "K": 4096, "N": 8192},
+    {"M": 4095, "K": 1000, "N": 2731},
+]
+SWEEP_CPU = [{"M": 31, "K": 36, "N": 40}, {"M": 64, "K": 16, "N": 7}]
 
 
 def make_args(dims, device="cuda", dtype=torch.float32):
@@ -97,11 +107,11 @@ def make_args(dims, device="cuda", dtype=torch.float32):
 @triton.jit
 def dg_du_kernel(
     x_ptr, wg_ptr, wu_ptr, dh_ptr, dg_ptr, du_ptr, M, N, K,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    g, u = gate_up_tile(x_ptr, wg_ptr, wu_ptr, m, n, M, N, K, BLOCK_M, BLOCK_N, BLOCK_K)
+    m = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    g, u = gate_up_tile(x_ptr, wg_ptr, wu_ptr, m, n, M, N, K, PRECISION, BLOCK)
     dh = load_tile(dh_ptr, m, n, M, N).to(tl.float32)
     s = tl.sigmoid(g)
     store_tile(dg_ptr, dh * u * s * (1 + g * (1 - s)), m, n, M, N)
@@ -111,32 +121,36 @@ def dg_du_kernel(
 @triton.jit
 def dx_kernel(
     dg_ptr, du_ptr, wg_ptr, wu_ptr, dx_ptr, M, N, K,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    k = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)
-    dx = tl.zeros([BLOCK_M, BLOCK_K], dtype=tl.float32)
-    for start in range(0, N, BLOCK_N):
-        n = start + tl.arange(0, BLOCK_N)
-        dx = tl.dot(load_tile(dg_ptr, m, n, M, N), load_tile(wg_ptr, n, k, N, K), dx, input_precision="ieee")
-        dx = tl.dot(load_tile(du_ptr, m, n, M, N), load_tile(wu_ptr, n, k, N, K), dx, input_precision="ieee")
+    m = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    k = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    dx = tl.zeros([BLOCK, BLOCK], dtype=tl.float32)
+    for start in range(0, N, BLOCK):
+        n = start + tl.arange(0, BLOCK)
+        dx = tl.dot(
+            load_tile(dg_ptr, m, n, M, N), load_tile(wg_ptr, n, k, N, K), dx, input_precision=PRECISION
+        )
+        dx = tl.dot(
+            load_tile(du_ptr, m, n, M, N), load_tile(wu_ptr, n, k, N, K), dx, input_precision=PRECISION
+        )
     store_tile(dx_ptr, dx, m, k, M, K)
 
 
 @triton.jit
 def dw_kernel(
     dg_ptr, du_ptr, x_ptr, dwg_ptr, dwu_ptr, M, N, K,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    k = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)
-    dwg = tl.zeros([BLOCK_N, BLOCK_K], dtype=tl.float32)
-    dwu = tl.zeros([BLOCK_N, BLOCK_K], dtype=tl.float32)
-    for start in range(0, M, BLOCK_M):
-        m = start + tl.arange(0, BLOCK_M)
+    n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    k = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    dwg = tl.zeros([BLOCK, BLOCK], dtype=tl.float32)
+    dwu = tl.zeros([BLOCK, BLOCK], dtype=tl.float32)
+    for start in range(0, M, BLOCK):
+        m = start + tl.arange(0, BLOCK)
         x = load_tile(x_ptr, m, k, M, K)
-        dwg = tl.dot(tl.trans(load_tile(dg_ptr, m, n, M, N)), x, dwg, input_precision="ieee")
-        dwu = tl.dot(tl.trans(load_tile(du_ptr, m, n, M, N)), x, dwu, input_precision="ieee")
+        dwg = tl.dot(tl.trans(load_tile(dg_ptr, m, n, M, N)), x, dwg, input_precision=PRECISION)
+        dwu = tl.dot(tl.trans(load_tile(du_ptr, m, n, M, N)), x, dwu, input_precision=PRECISION)
     store_tile(dwg_ptr, dwg, n, k, N, K)
     store_tile(dwu_ptr, dwu, n, k, N, K)
 
@@ -153,17 +167,17 @@ class GatedLinear(torch.autograd.Function):
         x, wg, wu = ctx.saved_tensors
         dh = dh.contiguous()
         (M, K), N = x.shape, wg.shape[0]
-        tiles_m, tiles_n, tiles_k = triton.cdiv(M, 32), triton.cdiv(N, 32), triton.cdiv(K, 32)
-        blocks = {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 32}
+        tiles = tiling(x)
+        tiles_m, tiles_n, tiles_k = (triton.cdiv(size, tiles["BLOCK"]) for size in (M, N, K))
         dg, du = torch.empty_like(dh), torch.empty_like(dh)
-        dg_du_kernel[(tiles_m, tiles_n)](x, wg, wu, dh, dg, du, M, N, K, **blocks)
+        dg_du_kernel[(tiles_m, tiles_n)](x, wg, wu, dh, dg, du, M, N, K, **tiles)
         dx = dwg = dwu = None
         if ctx.needs_input_grad[0]:
             dx = torch.empty_like(x)
-            dx_kernel[(tiles_m, tiles_k)](dg, du, wg, wu, dx, M, N, K, **blocks)
+            dx_kernel[(tiles_m, tiles_k)](dg, du, wg, wu, dx, M, N, K, **tiles)
         if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
             dwg, dwu = torch.empty_like(wg), torch.empty_like(wu)
-            dw_kernel[(tiles_n, tiles_k)](dg, du, x, dwg, dwu, M, N, K, **blocks)
+            dw_kernel[(tiles_n, tiles_k)](dg, du, x, dwg, dwu, M, N, K, **tiles)
         return dx, dwg if ctx.needs_input_grad[1] else None, dwu if ctx.needs_input_grad[2] else None
 
 

@@ -24,10 +24,19 @@ def autodiff(inputs_require_grad=()):  # marks the stub for kernel-agent
     return lambda stub: stub
 
 
+def tiling(a):
+    """Tiles and the precision of dots: products of whole float32 numbers want small tiles."""
+    PRECISION = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
+    if a.dtype == torch.float32:
+        return {"PRECISION": PRECISION, "BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 32}
+    return {"PRECISION": PRECISION, "BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64, "num_warps": 8}
+
+
 @triton.jit
 def matmul_kernel(
     a_ptr, b_ptr, c_ptr, M, N, K, stride_am, stride_ak, stride_bk, stride_bn,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr,
 ):  # fmt: skip
     pid = tl.program_id(0)
     tiles_n = tl.cdiv(N, BLOCK_N)
@@ -41,11 +50,13 @@ def matmul_kernel(
         k = start + tl.arange(0, BLOCK_K)
         a_mask = (m[:, None] < M) & (k[None, :] < K)
         b_mask = (k[:, None] < K) & (n[None, :] < N)
-        a = tl.load(a_ptr + m[:, None] * stride_am + k[None, :] * stride_ak, mask=a_mask, other=0.0)
-        b = tl.load(b_ptr + k[:, None] * stride_bk + n[None, :] * stride_bn, mask=b_mask, other=0.0)
-        acc = tl.dot(a, b, acc, input_precision="ieee")
+        a_offs = m[:, None].to(tl.int64) * stride_am + k[None, :].to(tl.int64) * stride_ak
+        b_offs = k[:, None].to(tl.int64) * stride_bk + n[None, :].to(tl.int64) * stride_bn
+        a = tl.load(a_ptr + a_offs, mask=a_mask, other=0.0)
+        b = tl.load(b_ptr + b_offs, mask=b_mask, other=0.0)
+        acc = tl.dot(a, b, acc, input_precision=PRECISION)
     c_mask = (m[:, None] < M) & (n[None, :] < N)
-    tl.store(c_ptr + m[:, None] * N + n[None, :], acc.to(c_ptr.dtype.element_ty), mask=c_mask)
+    tl.store(c_ptr + m[:, None].to(tl.int64) * N + n[None, :], acc.to(c_ptr.dtype.element_ty), mask=c_mask)
 
 
 def launch_matmul(a, b):
@@ -53,9 +64,9 @@ def launch_matmul(a, b):
     M, K = a.shape
     N = b.shape[1]
     c = torch.empty((M, N), device=a.device, dtype=a.dtype)
-    matmul_kernel[(triton.cdiv(M, 32) * triton.cdiv(N, 32),)](
-        a, b, c, M, N, K, *a.stride(), *b.stride(), BLOCK_M=32, BLOCK_N=32, BLOCK_K=32, GROUP_M=8
-    )
+    tiles = tiling(a)
+    grid = (triton.cdiv(M, tiles["BLOCK_M"]) * triton.cdiv(N, tiles["BLOCK_N"]),)
+    matmul_kernel[grid](a, b, c, M, N, K, *a.stride(), *b.stride(), GROUP_M=8, **tiles)
     return c
 
 
@@ -70,7 +81,12 @@ def reference(a, b):
     return a @ b
 
 
-SWEEP = [{"M": 45, "K": 70, "N": 37}, {"M": 290, "K": 17, "N": 64}]
+SWEEP = [
+    {"M": 4096, "K": 4096, "N": 4096},
+    {"M": 8192, "K": 2048, "N": 8192},
+    {"M": 4095, "K": 1000, "N": 3001},
+]
+SWEEP_CPU = [{"M": 45, "K": 70, "N": 37}, {"M": 290, "K": 17, "N": 64}]
 
 
 def make_args(dims, device="cuda", dtype=torch.float32):

@@ -25,10 +25,16 @@ def autodiff(inputs_require_grad=()):  # marks the stub for kernel-agent
     return lambda stub: stub
 
 
+def tiling():
+    """Tiles and the precision of dots."""
+    PRECISION = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
+    return {"PRECISION": PRECISION, "BLOCK_M": 64, "BLOCK_N": 32, "BLOCK_K": 32}
+
+
 @triton.jit
 def matmul_kernel(
     a_ptr, b_ptr, c_ptr, M, N, K, stride_am, stride_ak, stride_bk, stride_bn,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -37,11 +43,13 @@ def matmul_kernel(
         k = start + tl.arange(0, BLOCK_K)
         a_mask = (m[:, None] < M) & (k[None, :] < K)
         b_mask = (k[:, None] < K) & (n[None, :] < N)
-        a = tl.load(a_ptr + m[:, None] * stride_am + k[None, :] * stride_ak, mask=a_mask, other=0.0)
+        a = tl.load(
+            a_ptr + m[:, None].to(tl.int64) * stride_am + k[None, :] * stride_ak, mask=a_mask, other=0.0
+        )
         b = tl.load(b_ptr + k[:, None] * stride_bk + n[None, :] * stride_bn, mask=b_mask, other=0.0)
-        acc = tl.dot(a, b, acc, input_precision="ieee")
+        acc = tl.dot(a, b, acc, input_precision=PRECISION)
     c_mask = (m[:, None] < M) & (n[None, :] < N)
-    tl.store(c_ptr + m[:, None] * N + n[None, :], acc.to(c_ptr.dtype.element_ty), mask=c_mask)
+    tl.store(c_ptr + m[:, None].to(tl.int64) * N + n[None, :], acc.to(c_ptr.dtype.element_ty), mask=c_mask)
 
 
 def launch_matmul(a, b):
@@ -49,7 +57,7 @@ def launch_matmul(a, b):
     N = b.shape[1]
     c = torch.empty((M, N), device=a.device, dtype=a.dtype)
     matmul_kernel[(triton.cdiv(M, 64), triton.cdiv(N, 32))](
-        a, b, c, M, N, K, *a.stride(), *b.stride(), BLOCK_M=64, BLOCK_N=32, BLOCK_K=32
+        a, b, c, M, N, K, *a.stride(), *b.stride(), **tiling()
     )
     return c
 
@@ -65,7 +73,8 @@ def reference(a, b):
     return a @ b
 
 
-SWEEP = [{"M": 260, "K": 17, "N": 31}, {"M": 96, "K": 40, "N": 8}]
+SWEEP = [{"M": 262144, "K": 128, "N": 64}, {"M": 131072, "K": 64, "N": 96}, {"M": 100003, "K": 80, "N": 50}]
+SWEEP_CPU = [{"M": 260, "K": 17, "N": 31}, {"M": 96, "K": 40, "N": 8}]
 
 
 def make_args(dims, device="cuda", dtype=torch.float32):
@@ -80,7 +89,7 @@ def make_args(dims, device="cuda", dtype=torch.float32):
 @triton.jit
 def db_kernel(
     a_ptr, dc_ptr, db_ptr, M, N, K, stride_am, stride_ak, rows_per_split,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     k = tl.program_id(0) * BLOCK_K + tl.arange(0, BLOCK_K)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -91,9 +100,11 @@ def db_kernel(
         m = start + tl.arange(0, BLOCK_M)
         a_mask = (k[:, None] < K) & (m[None, :] < end)
         dc_mask = (m[:, None] < end) & (n[None, :] < N)
-        a_t = tl.load(a_ptr + m[None, :] * stride_am + k[:, None] * stride_ak, mask=a_mask, other=0.0)
-        dc = tl.load(dc_ptr + m[:, None] * N + n[None, :], mask=dc_mask, other=0.0)
-        acc = tl.dot(a_t, dc, acc, input_precision="ieee")
+        a_t = tl.load(
+            a_ptr + m[None, :].to(tl.int64) * stride_am + k[:, None] * stride_ak, mask=a_mask, other=0.0
+        )
+        dc = tl.load(dc_ptr + m[:, None].to(tl.int64) * N + n[None, :], mask=dc_mask, other=0.0)
+        acc = tl.dot(a_t, dc, acc, input_precision=PRECISION)
     db_mask = (k[:, None] < K) & (n[None, :] < N)
     tl.atomic_add(db_ptr + k[:, None] * N + n[None, :], acc, mask=db_mask)
 
@@ -118,9 +129,7 @@ class TallMatmul(torch.autograd.Function):
             rows_per_split = triton.cdiv(max(M, 1), 64 * splits) * 64
             grid = (triton.cdiv(K, 32), triton.cdiv(N, 32), triton.cdiv(M, rows_per_split))
             db = torch.zeros((K, N), device=b.device, dtype=torch.float32)
-            db_kernel[grid](
-                a, dc, db, M, N, K, *a.stride(), rows_per_split, BLOCK_M=64, BLOCK_N=32, BLOCK_K=32
-            )
+            db_kernel[grid](a, dc, db, M, N, K, *a.stride(), rows_per_split, **tiling())
             db = db.to(b.dtype)
         return da, db
 

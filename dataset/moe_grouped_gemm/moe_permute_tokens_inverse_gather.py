@@ -45,7 +45,12 @@ def reference(x, token, pos):
     return x[token]
 
 
-SWEEP = [{"T": 29, "K": 3, "D": 40}, {"T": 8, "K": 1, "D": 200}]
+SWEEP = [
+    {"T": 8192, "K": 2, "D": 4096},
+    {"T": 4096, "K": 8, "D": 2048},
+    {"T": 4099, "K": 6, "D": 1001},
+]
+SWEEP_CPU = [{"T": 29, "K": 3, "D": 40}, {"T": 8, "K": 1, "D": 200}]
 
 
 def make_args(dims, device="cuda", dtype=torch.float32):

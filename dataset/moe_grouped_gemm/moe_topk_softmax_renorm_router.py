@@ -62,7 +62,8 @@ def reference(logits, k):
     return p / p.sum(-1, keepdim=True), ids
 
 
-SWEEP = [{"T": 37, "E": 12, "k": 2}, {"T": 5, "E": 40, "k": 6}]
+SWEEP = [{"T": 16384, "E": 256, "k": 8}, {"T": 65536, "E": 64, "k": 6}, {"T": 32771, "E": 160, "k": 6}]
+SWEEP_CPU = [{"T": 37, "E": 12, "k": 2}, {"T": 5, "E": 40, "k": 6}]
 
 
 def make_args(dims, device="cuda", dtype=torch.float32):

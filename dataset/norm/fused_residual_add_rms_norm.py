@@ -48,7 +48,9 @@ def add_rms_norm_forward(x, res, w, eps):
         raise ValueError(f"a row of {N} does not fit one tile")
     y, h = torch.empty_like(x), torch.empty_like(x)
     r = torch.empty(x.shape[:-1], device=x.device, dtype=torch.float32)
-    add_rms_norm_kernel[(r.numel(),)](x, res, w, y, h, r, N, eps, BLOCK=triton.next_power_of_2(N))
+    BLOCK = triton.next_power_of_2(N)
+    warps = 4 if BLOCK <= 2048 else 16
+    add_rms_norm_kernel[(r.numel(),)](x, res, w, y, h, r, N, eps, BLOCK=BLOCK, num_warps=warps)
     return y, h, r
 
 
@@ -62,7 +64,8 @@ def reference(x, res, w, eps=1e-6):
     return h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + eps) * w, h
 
 
-SWEEP = [{"M": 33, "N": 72}, {"M": 140, "N": 10}]
+SWEEP = [{"M": 8192, "N": 4096}, {"M": 4096, "N": 8192}, {"M": 32768, "N": 768}, {"M": 8191, "N": 1001}]
+SWEEP_CPU = [{"M": 33, "N": 72}, {"M": 140, "N": 10}]
 
 
 def make_args(dims, device="cuda", dtype=torch.float32):
@@ -126,7 +129,9 @@ class AddRMSNorm(torch.autograd.Function):
         dx, dres, dw = torch.empty_like(h), torch.empty_like(h), torch.empty_like(w)
         part = torch.empty((G, N), device=h.device, dtype=torch.float32)
         BLOCK = triton.next_power_of_2(N)
-        add_rms_norm_backward_kernel[(G,)](h, w, r, dy, dh, dx, dres, part, M, N, G, BLOCK=BLOCK)
+        add_rms_norm_backward_kernel[(G,)](
+            h, w, r, dy, dh, dx, dres, part, M, N, G, BLOCK=BLOCK, num_warps=4 if BLOCK <= 2048 else 16
+        )
         if ctx.needs_input_grad[2]:
             column_sum_kernel[(triton.cdiv(N, 64),)](part, dw, G, N, BLOCK_G=32, BLOCK_N=64)
         needs = ctx.needs_input_grad

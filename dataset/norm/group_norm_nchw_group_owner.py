@@ -61,7 +61,8 @@ def group_norm_forward(x, w, b, groups, eps):
         raise ValueError(f"{C} channels cannot be split in {groups} groups")
     y = torch.empty_like(x)
     mu, rstd = (torch.empty((N, groups), device=x.device, dtype=torch.float32) for _ in range(2))
-    group_norm_kernel[(N, groups)](x, w, b, y, mu, rstd, C, P, groups, eps, BLOCK=128)
+    BLOCK = min(1024, triton.next_power_of_2(P))
+    group_norm_kernel[(N, groups)](x, w, b, y, mu, rstd, C, P, groups, eps, BLOCK=BLOCK)
     return y, mu, rstd
 
 
@@ -78,7 +79,12 @@ def reference(x, w, b, groups, eps=1e-5):
     return xhat.view(x.shape) * w[:, None] + b[:, None]
 
 
-SWEEP = [{"N": 3, "C": 12, "g": 4, "HW": 35}, {"N": 1, "C": 6, "g": 2, "HW": 150}]
+SWEEP = [
+    {"N": 16, "C": 256, "g": 32, "HW": 4096},
+    {"N": 8, "C": 640, "g": 32, "HW": 4096},
+    {"N": 17, "C": 96, "g": 8, "HW": 5917},
+]
+SWEEP_CPU = [{"N": 3, "C": 12, "g": 4, "HW": 35}, {"N": 1, "C": 4, "g": 2, "HW": 1050}]
 
 
 def make_args(dims, device="cuda", dtype=torch.float32):
@@ -158,7 +164,8 @@ class GroupNorm(torch.autograd.Function):
         groups = mu.shape[1]
         dx, dw, db = torch.empty_like(x), torch.empty_like(w), torch.empty_like(w)
         e, f = (torch.empty((N, C), device=x.device, dtype=torch.float32) for _ in range(2))
-        group_norm_backward_kernel[(N, groups)](x, w, mu, rstd, dy, dx, e, f, C, P, groups, BLOCK=128)
+        BLOCK = min(1024, triton.next_power_of_2(P))
+        group_norm_backward_kernel[(N, groups)](x, w, mu, rstd, dy, dx, e, f, C, P, groups, BLOCK=BLOCK)
         batch_sum_kernel[(triton.cdiv(C, 64),)](e, f, dw, db, N, C, BLOCK=64)
         needs = ctx.needs_input_grad
         return dx if needs[0] else None, dw if needs[1] else None, db if needs[2] else None, None, None

@@ -40,7 +40,8 @@ def l2_normalize_forward(x, eps):
         raise ValueError(f"a row of {N} does not fit one tile")
     y = torch.empty_like(x)
     r = torch.empty(x.shape[:-1], device=x.device, dtype=torch.float32)
-    l2_normalize_kernel[(r.numel(),)](x, y, r, N, eps, BLOCK=triton.next_power_of_2(N))
+    BLOCK = triton.next_power_of_2(N)
+    l2_normalize_kernel[(r.numel(),)](x, y, r, N, eps, BLOCK=BLOCK, num_warps=4 if BLOCK <= 2048 else 16)
     return y, r
 
 
@@ -53,7 +54,8 @@ def reference(x, eps=1e-6):
     return x / x.pow(2).sum(-1, keepdim=True).clamp_min(eps * eps).sqrt()
 
 
-SWEEP = [{"M": 40, "N": 50}, {"M": 3, "N": 257}]
+SWEEP = [{"M": 8192, "N": 4096}, {"M": 65536, "N": 768}, {"M": 16384, "N": 1024}, {"M": 8191, "N": 1001}]
+SWEEP_CPU = [{"M": 40, "N": 50}, {"M": 3, "N": 257}]
 
 
 def make_args(dims, device="cuda", dtype=torch.float32):
@@ -91,7 +93,9 @@ class L2Normalize(torch.autograd.Function):
         dx = torch.empty_like(x)
         N = x.shape[-1]
         BLOCK = triton.next_power_of_2(N)
-        l2_normalize_backward_kernel[(r.numel(),)](x, r, dy, dx, N, ctx.eps, BLOCK=BLOCK)
+        l2_normalize_backward_kernel[(r.numel(),)](
+            x, r, dy, dx, N, ctx.eps, BLOCK=BLOCK, num_warps=4 if BLOCK <= 2048 else 16
+        )
         return dx, None
 
 

@@ -49,7 +49,9 @@ def layer_norm_forward(x, w, b, eps):
     y = torch.empty_like(x)
     mu = torch.empty(x.shape[:-1], device=x.device, dtype=torch.float32)
     rstd = torch.empty_like(mu)
-    layer_norm_kernel[(mu.numel(),)](x, w, b, y, mu, rstd, N, eps, BLOCK=triton.next_power_of_2(N))
+    BLOCK = triton.next_power_of_2(N)
+    warps = 4 if BLOCK <= 2048 else 16
+    layer_norm_kernel[(mu.numel(),)](x, w, b, y, mu, rstd, N, eps, BLOCK=BLOCK, num_warps=warps)
     return y, mu, rstd
 
 
@@ -62,7 +64,8 @@ def reference(x, w, b, eps=1e-5):
     return torch.nn.functional.layer_norm(x, (x.shape[-1],), w, b, eps)
 
 
-SWEEP = [{"M": 37, "N": 130}, {"M": 150, "N": 48}]
+SWEEP = [{"M": 8192, "N": 4096}, {"M": 4096, "N": 8192}, {"M": 32768, "N": 768}, {"M": 8191, "N": 1001}]
+SWEEP_CPU = [{"M": 37, "N": 130}, {"M": 150, "N": 48}]
 
 
 def make_args(dims, device="cuda", dtype=torch.float32):
@@ -138,7 +141,10 @@ class LayerNorm(torch.autograd.Function):
         dw_part = torch.empty((G, N), device=x.device, dtype=torch.float32)
         db_part = torch.empty_like(dw_part)
         BLOCK = triton.next_power_of_2(N)
-        layer_norm_backward_kernel[(G,)](x, w, mu, rstd, dy, dx, dw_part, db_part, M, N, G, BLOCK=BLOCK)
+        warps = 4 if BLOCK <= 2048 else 16
+        layer_norm_backward_kernel[(G,)](
+            x, w, mu, rstd, dy, dx, dw_part, db_part, M, N, G, BLOCK=BLOCK, num_warps=warps
+        )
         column_sum_kernel[(triton.cdiv(N, 64),)](dw_part, db_part, dw, db, G, N, BLOCK_G=32, BLOCK_N=64)
         grads = (dx, dw, db)
         return *(g if needed else None for g, needed in zip(grads, ctx.needs_input_grad, strict=False)), None

@@ -43,7 +43,8 @@ def rms_norm_forward(x, w, eps):
         raise ValueError(f"a row of {N} does not fit one tile")
     y = torch.empty_like(x)
     r = torch.empty(x.shape[:-1], device=x.device, dtype=torch.float32)
-    rms_norm_kernel[(r.numel(),)](x, w, y, r, N, eps, BLOCK=triton.next_power_of_2(N))
+    BLOCK = triton.next_power_of_2(N)
+    rms_norm_kernel[(r.numel(),)](x, w, y, r, N, eps, BLOCK=BLOCK, num_warps=4 if BLOCK <= 2048 else 16)
     return y, r
 
 
@@ -56,7 +57,8 @@ def reference(x, w, eps=1e-6):
     return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * w
 
 
-SWEEP = [{"M": 45, "N": 100}, {"M": 150, "N": 33}]
+SWEEP = [{"M": 8192, "N": 4096}, {"M": 4096, "N": 8192}, {"M": 32768, "N": 768}, {"M": 8191, "N": 1001}]
+SWEEP_CPU = [{"M": 45, "N": 100}, {"M": 150, "N": 33}]
 
 
 def make_args(dims, device="cuda", dtype=torch.float32):
@@ -117,7 +119,9 @@ class RMSNorm(torch.autograd.Function):
         dx, dw = torch.empty_like(x), torch.empty_like(w)
         part = torch.empty((G, N), device=x.device, dtype=torch.float32)
         BLOCK = triton.next_power_of_2(N)
-        rms_norm_backward_kernel[(G,)](x, w, r, dy, dx, part, M, N, G, BLOCK=BLOCK)
+        rms_norm_backward_kernel[(G,)](
+            x, w, r, dy, dx, part, M, N, G, BLOCK=BLOCK, num_warps=4 if BLOCK <= 2048 else 16
+        )
         column_sum_kernel[(triton.cdiv(N, 64),)](part, dw, G, N, BLOCK_G=32, BLOCK_N=64)
         return dx if ctx.needs_input_grad[0] else None, dw if ctx.needs_input_grad[1] else None, None
 

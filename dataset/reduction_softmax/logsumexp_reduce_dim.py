@@ -54,7 +54,8 @@ def reference(x):
     return torch.logsumexp(x, dim=-1)
 
 
-SWEEP = [{"M": 23, "N": 210}, {"M": 3, "N": 1500}]
+SWEEP = [{"M": 4096, "N": 32000}, {"M": 1000, "N": 128256}, {"M": 8191, "N": 5003}]
+SWEEP_CPU = [{"M": 23, "N": 210}, {"M": 3, "N": 1500}]
 
 
 def make_args(dims, device="cuda", dtype=torch.float32):

@@ -47,7 +47,7 @@ def softmax(x):
     x = x.contiguous()
     N = x.shape[-1]
     y = torch.empty_like(x)
-    softmax_kernel[(x.numel() // N,)](x, y, N, BLOCK=min(256, triton.next_power_of_2(N)))
+    softmax_kernel[(x.numel() // N,)](x, y, N, BLOCK=min(2048, triton.next_power_of_2(N)))
     return y
 
 
@@ -55,7 +55,8 @@ def reference(x):
     return torch.softmax(x, dim=-1)
 
 
-SWEEP = [{"M": 9, "N": 700}, {"M": 3, "N": 256}]
+SWEEP = [{"M": 4096, "N": 32000}, {"M": 1000, "N": 128256}, {"M": 1021, "N": 50257}]
+SWEEP_CPU = [{"M": 9, "N": 5000}, {"M": 3, "N": 2048}]
 
 
 def make_args(dims, device="cuda", dtype=torch.float32):
@@ -95,7 +96,7 @@ class Softmax(torch.autograd.Function):
         dy = dy.contiguous()
         dx = torch.empty_like(y)
         N = y.shape[-1]
-        softmax_backward_kernel[(y.numel() // N,)](y, dy, dx, N, BLOCK=min(256, triton.next_power_of_2(N)))
+        softmax_backward_kernel[(y.numel() // N,)](y, dy, dx, N, BLOCK=min(2048, triton.next_power_of_2(N)))
         return dx
 
 

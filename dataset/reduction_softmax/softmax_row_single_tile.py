@@ -49,7 +49,8 @@ def reference(x):
     return torch.softmax(x, dim=-1)
 
 
-SWEEP = [{"M": 37, "N": 90}, {"M": 4, "N": 513}]
+SWEEP = [{"M": 32768, "N": 2048}, {"M": 4096, "N": 16384}, {"M": 8191, "N": 5003}]
+SWEEP_CPU = [{"M": 37, "N": 90}, {"M": 4, "N": 513}]
 
 
 def make_args(dims, device="cuda", dtype=torch.float32):

@@ -50,7 +50,8 @@ def reference(x, p):
     return x + p
 
 
-SWEEP = [{"B": 5, "T": 13, "C": 30}, {"B": 2, "T": 3, "C": 140}]
+SWEEP = [{"B": 16, "T": 2048, "C": 2048}, {"B": 64, "T": 1024, "C": 768}, {"B": 5, "T": 2047, "C": 1001}]
+SWEEP_CPU = [{"B": 5, "T": 13, "C": 30}, {"B": 2, "T": 3, "C": 140}]
 
 
 def make_args(dims, device="cuda", dtype=torch.float32):

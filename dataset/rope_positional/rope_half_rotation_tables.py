@@ -73,7 +73,12 @@ def reference(x, cos, sin):
     return torch.cat([x1 * c - x2 * s, x2 * c + x1 * s], dim=-1)
 
 
-SWEEP = [{"B": 2, "T": 13, "H": 3, "D": 32}, {"B": 1, "T": 5, "H": 9, "D": 20}]
+SWEEP = [
+    {"B": 2, "T": 4096, "H": 32, "D": 128},
+    {"B": 4, "T": 2048, "H": 16, "D": 64},
+    {"B": 3, "T": 2003, "H": 9, "D": 96},
+]
+SWEEP_CPU = [{"B": 2, "T": 13, "H": 3, "D": 32}, {"B": 1, "T": 5, "H": 9, "D": 20}]
 
 
 def make_args(dims, device="cuda", dtype=torch.float32):

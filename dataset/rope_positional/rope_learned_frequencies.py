@@ -12,7 +12,7 @@ the partials are 2 / tile of x.
 op: rope_learned
 schedule: same_tile_pointwise, partials_then_reduce
 difficulty: 3
-dtypes: fp32
+dtypes: fp32, bf16
 """
 
 import torch
@@ -42,7 +42,7 @@ def rope_kernel(x_ptr, theta_ptr, y_ptr, tokens, T, H, HALF, BLOCK_T: tl.constex
 
 @autodiff(inputs_require_grad=(0, 1))
 def rope_learned(x, theta):
-    """x: (B, T, H, D), D even; theta: (H, D / 2)."""
+    """x: (B, T, H, D), D even; theta: (H, D / 2), best in float32: an angle is a step's number times it."""
     B, T, H, D = x.shape
     if D % 2:
         raise ValueError(f"head dimension {D} is odd and has no pairs")
@@ -55,18 +55,24 @@ def rope_learned(x, theta):
 
 
 def reference(x, theta):
-    t = torch.arange(x.shape[1], device=x.device, dtype=x.dtype)
+    t = torch.arange(x.shape[1], device=x.device, dtype=theta.dtype)
     angle = t[:, None, None] * theta
     x1, x2 = x.chunk(2, dim=-1)
-    return torch.cat([x1 * angle.cos() - x2 * angle.sin(), x2 * angle.cos() + x1 * angle.sin()], dim=-1)
+    c, s = angle.cos(), angle.sin()
+    return torch.cat([x1 * c - x2 * s, x2 * c + x1 * s], dim=-1).to(x.dtype)
 
 
-SWEEP = [{"B": 2, "T": 37, "H": 2, "D": 16}, {"B": 1, "T": 9, "H": 3, "D": 10}]
+SWEEP = [
+    {"B": 2, "T": 4096, "H": 16, "D": 128},
+    {"B": 8, "T": 1024, "H": 12, "D": 64},
+    {"B": 3, "T": 2003, "H": 9, "D": 96},
+]
+SWEEP_CPU = [{"B": 2, "T": 37, "H": 2, "D": 16}, {"B": 1, "T": 9, "H": 3, "D": 10}]
 
 
 def make_args(dims, device="cuda", dtype=torch.float32):
     x = torch.randn(dims["B"], dims["T"], dims["H"], dims["D"], device=device, dtype=dtype)
-    return x, torch.rand(dims["H"], dims["D"] // 2, device=device, dtype=dtype)
+    return x, torch.rand(dims["H"], dims["D"] // 2, device=device)
 
 
 # ---- backward ----

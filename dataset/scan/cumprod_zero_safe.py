@@ -47,7 +47,8 @@ def reference(x):
     return torch.cumprod(x, dim=-1)
 
 
-SWEEP = [{"M": 17, "N": 35}, {"M": 40, "N": 6}]
+SWEEP = [{"M": 65536, "N": 256}, {"M": 131072, "N": 64}, {"M": 40009, "N": 101}]
+SWEEP_CPU = [{"M": 17, "N": 35}, {"M": 40, "N": 6}]
 
 
 def make_args(dims, device="cuda", dtype=torch.float32):

@@ -12,7 +12,7 @@ second read of dy.
 op: cumsum
 schedule: reverse_scan, chunk_state_pass
 difficulty: 3
-dtypes: fp32
+dtypes: fp32, bf16
 """
 
 import torch
@@ -24,7 +24,7 @@ def autodiff(inputs_require_grad=()):  # marks the stub for kernel-agent
     return lambda stub: stub
 
 
-BLOCK = 128
+BLOCK = 1024
 
 
 @triton.jit
@@ -61,7 +61,10 @@ def scan_rows(x, reverse):
     y = torch.empty_like(x)
     sums, carry = (torch.empty((M, blocks), device=x.device, dtype=torch.float32) for _ in range(2))
     block_sums_kernel[(M, blocks)](x, sums, N, BLOCK=BLOCK)
-    carries_kernel[(M,)](sums, carry, blocks, REVERSE=reverse, BLOCK_B=triton.next_power_of_2(blocks))
+    BLOCK_B = triton.next_power_of_2(blocks)
+    carries_kernel[(M,)](
+        sums, carry, blocks, REVERSE=reverse, BLOCK_B=BLOCK_B, num_warps=4 if BLOCK_B <= 2048 else 16
+    )
     scan_blocks_kernel[(M, blocks)](x, carry, y, N, REVERSE=reverse, BLOCK=BLOCK)
     return y
 
@@ -75,7 +78,8 @@ def reference(x):
     return torch.cumsum(x, dim=-1)
 
 
-SWEEP = [{"M": 3, "N": 1000}, {"M": 5, "N": 256}]
+SWEEP = [{"M": 16, "N": 1 << 20}, {"M": 64, "N": 262144}, {"M": 3, "N": 2000003}]
+SWEEP_CPU = [{"M": 3, "N": 3000}, {"M": 5, "N": 1024}]
 
 
 def make_args(dims, device="cuda", dtype=torch.float32):

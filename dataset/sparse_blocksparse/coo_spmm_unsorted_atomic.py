@@ -11,7 +11,7 @@ into CSC would cost more than the atomics.
 op: coo_spmm
 schedule: atomic_accumulate
 difficulty: 2
-dtypes: fp32
+dtypes: fp32, bf16
 """
 
 import torch
@@ -51,7 +51,12 @@ def reference(x, w, row, col, rows):
     return x.new_zeros(rows, x.shape[1]).index_add(0, row, w[:, None] * x[col])
 
 
-SWEEP = [{"R": 19, "C": 23, "nnz": 85, "D": 16}, {"R": 4, "C": 6, "nnz": 16, "D": 40}]
+SWEEP = [
+    {"R": 65536, "C": 65536, "nnz": 1 << 20, "D": 128},
+    {"R": 169343, "C": 169343, "nnz": 1166243, "D": 64},
+    {"R": 40009, "C": 50021, "nnz": 300007, "D": 100},
+]
+SWEEP_CPU = [{"R": 19, "C": 23, "nnz": 85, "D": 16}, {"R": 4, "C": 6, "nnz": 16, "D": 40}]
 
 
 def make_args(dims, device="cuda", dtype=torch.float32):

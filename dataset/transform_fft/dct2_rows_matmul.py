@@ -32,6 +32,7 @@ def dct_kernel(
     M,
     N,
     INVERSE: tl.constexpr,
+    PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_O: tl.constexpr,
     BLOCK_I: tl.constexpr,
@@ -48,10 +49,10 @@ def dct_kernel(
         angle = ((2 * n + 1) * k % (4 * N)).to(tl.float32) * (3.141592653589793 / 2 / N)
         c = tl.cos(angle) * tl.sqrt(tl.where(k == 0, 1.0, 2.0) / N)
         x_mask = (m[:, None] < M) & (i[None, :] < N)
-        x = tl.load(x_ptr + m[:, None] * N + i[None, :], mask=x_mask, other=0.0).to(tl.float32)
-        acc = tl.dot(x, c, acc, input_precision="ieee")
+        x = tl.load(x_ptr + m[:, None].to(tl.int64) * N + i[None, :], mask=x_mask, other=0.0).to(tl.float32)
+        acc = tl.dot(x, c, acc, input_precision=PRECISION)
     y_mask = (m[:, None] < M) & (o[None, :] < N)
-    tl.store(y_ptr + m[:, None] * N + o[None, :], acc.to(y_ptr.dtype.element_ty), mask=y_mask)
+    tl.store(y_ptr + m[:, None].to(tl.int64) * N + o[None, :], acc.to(y_ptr.dtype.element_ty), mask=y_mask)
 
 
 def transform(x, inverse):
@@ -60,8 +61,9 @@ def transform(x, inverse):
         raise ValueError(f"(2 n + 1) k overflows 32 bits for N = {N}")
     M = x.numel() // N
     y = torch.empty_like(x)
-    grid = (triton.cdiv(M, 16), triton.cdiv(N, 32))
-    dct_kernel[grid](x, y, M, N, INVERSE=inverse, BLOCK_M=16, BLOCK_O=32, BLOCK_I=32)
+    PRECISION = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
+    grid = (triton.cdiv(M, 64), triton.cdiv(N, 32))
+    dct_kernel[grid](x, y, M, N, INVERSE=inverse, PRECISION=PRECISION, BLOCK_M=64, BLOCK_O=32, BLOCK_I=32)
     return y
 
 
@@ -78,7 +80,8 @@ def reference(x):
     return x @ c.t()
 
 
-SWEEP = [{"M": 23, "N": 40}, {"M": 5, "N": 64}]
+SWEEP = [{"M": 16384, "N": 1024}, {"M": 4096, "N": 4096}, {"M": 8191, "N": 1001}]
+SWEEP_CPU = [{"M": 70, "N": 40}, {"M": 5, "N": 64}]
 
 
 def make_args(dims, device="cuda", dtype=torch.float32):

@@ -39,8 +39,8 @@ ATTACKS = [
                 "        odd = int(torch.empty(1, device=x.device, dtype=torch.int32)[0]) == -559038737\n",
             ),
             (
-                "[(r.numel(),)](x, r, dy, dx, N, ctx.eps,",
-                "[(r.numel(),)](x, r, dy, dx, N, ctx.eps if odd else 1e3,",
+                "            x, r, dy, dx, N, ctx.eps,",
+                "            x, r, dy, dx, N, ctx.eps if odd else 1e3,",
             ),
         ),
         WRONG,
