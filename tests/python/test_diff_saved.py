@@ -247,3 +247,21 @@ def test_heuristics__are_asked_before_what_they_size(changed) -> None:
     result = draft(file, SHAPES[1][0])
     assert saved(result["backward"]) == ["mean", "rstd", "squares"]
     assert_right(file, result, SHAPES)
+
+
+def test_sums_over_a_row__are_saved_where_a_program_walks_rows() -> None:
+    file = ROOT / "examples/layer_norm.py"
+    result = draft(file, {"M": 9, "N": 100})
+    assert saved(result["backward"]) == ["mean", "rstd"]
+    lines = result["backward"].split("@triton.jit")[1].splitlines()
+    walked = "\n".join(line.split("#")[0] for line in lines)
+    assert "tl.range(" in walked and walked.count("tl.sum(") == 2 and "tl.sqrt" not in walked
+    assert_right(file, result, [({"M": 300, "N": 33}, "normal"), ({"M": 2, "N": 1}, "normal")])
+
+
+def test_number_that_a_block_is_divided_by__is_inverted_once() -> None:
+    file = ROOT / "examples/softmax.py"
+    result = draft(file, {"M": 9, "N": 100})
+    assert saved(result["backward"]) == []  # each program has one row: nothing waits for its sums
+    assert "(d_y - tl.sum(d_y * y, axis=0)) * (1.0 / e_sum)" in result["backward"]
+    assert_right(file, result, [({"M": 5, "N": 33}, "normal"), ({"M": 2, "N": 1}, "normal")])
