@@ -493,3 +493,50 @@ def test_module_of_the_users__is_named_where_the_stub_names_it__and_not_in_the_b
     assert {rule for rule, _ in rejected(HELPED[:body] + other + HELPED[body:])} == {"import"}
     in_backward = HELPED.replace("d_y = d_y.contiguous()", "d_y = helpers.blocks(d_y)")
     assert rejected(in_backward) == {("import", "d_y = helpers.blocks(d_y)")}
+
+
+GLOBAL = """
+BLOCK, calls = 16, 0
+
+
+def block_of(x):
+    global BLOCK, calls
+    calls += 1
+    if x.numel() < 16:
+        BLOCK = 8
+    return BLOCK
+
+
+# ---- backward ----
+
+
+def NAME(x):
+    global BLOCK, calls
+    calls += 1
+    if x.numel() < 16:
+        BLOCK = 8
+    return BLOCK
+"""
+
+
+@pytest.mark.parametrize(
+    ("copy", "right"),
+    [
+        ({}, True),
+        ({"NAME": "block_of_2"}, False),
+        ({"BLOCK = 8\n": "BLOCK = 4\n"}, False),
+        ({"calls += 1\n": "calls += 2\n"}, False),
+        ({"BLOCK = 8\n": "(BLOCK := 8)\n"}, False),
+        ({"BLOCK = 8\n": "BLOCK = 8\n    for calls in (1, 2): pass\n"}, False),
+        ({"global BLOCK, calls\n": "global BLOCK, calls, scale\n"}, False),
+    ],
+)
+def test_copy_of_a_host_function__gives_global_names_what_it_gives_them(copy, right):
+    before, after = GLOBAL.split("# ---- backward ----")
+    for old, new in ({"NAME": "block_of_autograd"} | copy).items():
+        assert after.count(old) == 1
+        after = after.replace(old, new)
+    forward, backward = SCALE_PAIR.split("# ---- backward ----")
+    found = rejected(f"{forward}{before}# ---- backward ----{after}{backward}")
+    assert ({rule for rule, _ in found} == set()) == right
+    assert right or "redefined" in {rule for rule, _ in found}

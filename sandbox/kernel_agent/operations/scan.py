@@ -120,6 +120,23 @@ def _bound(node: ast.stmt) -> set[str]:
     return set()
 
 
+def _declared(node: ast.AST) -> set[str]:
+    """Names that a definition declares to be global."""
+    return {name for g in ast.walk(node) if isinstance(g, ast.Global) for name in g.names}
+
+
+def _assignments(function: ast.AST, name: str) -> set[str] | None:
+    """The statements that assign to a name; None where something else binds it."""
+    binds = {n for n in ast.walk(function) if _is_name(n, name) and not isinstance(n.ctx, ast.Load)}
+    found: set[str] = set()
+    for node in ast.walk(function):
+        if isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
+            here = binds & set(ast.walk(node))
+            found |= {ast.dump(node)} if here else set()
+            binds -= here
+    return None if binds else found
+
+
 def _swallows_around_yield(node: ast.Try) -> bool:
     """Whether a context manager made of this may end what was raised inside its `with`."""
     ends = (ast.Return, ast.Break, ast.Continue)
@@ -382,11 +399,25 @@ class _Scanner:
             if not is_text and not isinstance(node, _DEFINITIONS):
                 message = "only imports, definitions and assignments stand at the top level"
                 yield Finding("module_code", "reject", node.lineno, message)
-            said = {n for g in ast.walk(node) if isinstance(g, ast.Global) for n in g.names}
+            said = {n for n in _declared(node) if not self._is_bound_alike(node, n)}
             for name in sorted(_bound(node) | said):
                 if name in before or name in self.names.imported:
                     message = f"gives {name} another meaning: the forward part stays as it is"
                     yield Finding("redefined", "reject", node.lineno, message)
+
+    def _is_bound_alike(self, node: ast.stmt, name: str) -> bool:
+        """Whether a copy of a host function gives a global name only what that function gives it."""
+        of = [
+            function
+            for function in self.tree.body
+            if isinstance(node, ast.FunctionDef)
+            and isinstance(function, ast.FunctionDef)
+            and function.lineno <= (self.start or 0)
+            and node.name == f"{function.name}_autograd"
+            and name in _declared(function)
+        ]
+        made, given = _assignments(node, name), _assignments(of[0], name) if of else None
+        return made is not None and given is not None and made <= given
 
     def _stores(self) -> Iterator[Finding]:
         """Attributes are set on the context of a Function only: anything else patches what others rely on."""
