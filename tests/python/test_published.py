@@ -94,3 +94,12 @@ def test_published__packed_or_not__has_kernels_of_its_own(name: str) -> None:
     names = {kernel: kernel.partition("(")[0] for kernel in kernels}
     plain = [k for k, n in names.items() if "_without_varlen" in n and "_with_interleaved" not in n]
     assert plain and not any("atomic_add" in kernel for kernel in plain)
+
+
+@pytest.mark.parametrize("name", ["gated_conv_state", "layer_norm_gated", "rms_norm_casting"])
+def test_published__draft_of_a_call_with_all_tensors__is_right_where_a_call_leaves_some_out(
+    name: str,
+) -> None:
+    file = FOLDER / f"{name}.py"
+    first, *others = [shape.dims for shape in forward.load(file).sweep]
+    assert_right(file, draft(file, first), [(dims, "normal") for dims in others])
