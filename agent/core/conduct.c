@@ -104,6 +104,36 @@ static const char *hazard_of(const char *name)
                : "";
 }
 
+/* `grad/NAME=upstream/INDEX`, where a free gradient is an upstream: autograd hands such on itself. */
+static bool is_handed_on(const json_t *alias, const json_t *free)
+{
+    static const char grad[] = "grad/";
+    const char *text = text_of(alias), *end = strstr(text, "=upstream/");
+    if (!end || !ka_starts_with(text, grad))
+        return false;
+    KA_AUTO_FREE char *name = ka_strndup(text + strlen(grad), (size_t)(end - text) - strlen(grad));
+    return ka_has_text(free, name);
+}
+
+/* Without what is handed on, which is worth a remark: a new reference. */
+static json_t *unfair_aliases(const json_t *list, const json_t *free, struct ka_verdict *verdict)
+{
+    json_t *left = json_array();
+    KA_EACH(list, i, alias) {
+        char text[300];
+        if (!is_handed_on(alias, free)) {
+            json_array_append(left, alias);
+            continue;
+        }
+        snprintf(text, sizeof(text),
+                 "a gradient is the upstream gradient itself (%.200s): whoever changes one in place changes "
+                 "both",
+                 text_of(alias));
+        ka_verdict_remark(verdict, text);
+    }
+    return left;
+}
+
 /* Of the first items, a failure each; the first says how many there are. */
 static void judge_list(const json_t *report, size_t which, const struct ka_conduct_of *of,
                        struct ka_verdict *verdict, size_t at)
@@ -111,6 +141,9 @@ static void judge_list(const json_t *report, size_t which, const struct ka_condu
     char text[640], others[40] = "";
     const char *rule = LISTS[which].rule;
     const json_t *list = json_object_get(report, LISTS[which].key);
+    json_auto_t *aliases = NULL;
+    if (strcmp(rule, "alias") == 0 && json_is_array(list))
+        list = aliases = unfair_aliases(list, of->free, verdict);
     size_t count = json_array_size(list);
     if (!json_is_array(list) && !(of->compiled && LISTS[which].interpreted))
         ka_verdict_fail(verdict, at, rule, "the report says nothing about it");
@@ -241,8 +274,7 @@ void ka_conduct_judge(const json_t *report, const struct ka_conduct_of *of, stru
         ka_verdict_fail(verdict, at, "no_launch", "the backward launched no Triton kernel");
 }
 
-void ka_conduct_traces(const json_t *report, const char *const *zeros, size_t zero_count,
-                       struct ka_verdict *verdict, size_t at)
+void ka_conduct_traces(const json_t *report, const json_t *nowhere, struct ka_verdict *verdict, size_t at)
 {
     const json_t *untraced = json_object_get(report, "untraced");
     if (!json_is_array(untraced))
@@ -250,10 +282,7 @@ void ka_conduct_traces(const json_t *report, const char *const *zeros, size_t ze
     KA_EACH(untraced, i, item) {
         const char *name = text_of(item);
         char text[300];
-        bool zero = false;
-        for (size_t k = 0; k < zero_count; k++)
-            zero |= strcmp(zeros[k], name) == 0;
-        if (zero || i >= NAMED_MAX)
+        if (ka_has_text(nowhere, name) || i >= NAMED_MAX)
             continue;
         snprintf(text, sizeof(text),
                  "the gradient of %.100s comes from no kernel that read the upstream gradient", name);
@@ -278,9 +307,10 @@ static void judge_interpreted(const json_t *entry, const struct ka_conduct_of *o
         ka_verdict_fail(verdict, at, KA_VERDICT_RAISED, ka_buf_str(&text));
         return;
     }
-    const struct ka_conduct_of own = {.scales = of->scales, .place = of->place};
+    const struct ka_conduct_of own = {
+        .scales = of->scales, .empty = of->empty, .free = of->free, .place = of->place};
     ka_conduct_judge(conduct, &own, verdict, at);
-    ka_conduct_traces(conduct, NULL, 0, verdict, at);
+    ka_conduct_traces(conduct, of->free, verdict, at);
 }
 
 void ka_conduct_interpreted(json_t *facts, const struct ka_conduct_of *of, struct ka_verdict *verdict,

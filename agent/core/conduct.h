@@ -17,7 +17,9 @@ struct ka_conduct_of {
     bool compiled; /* kernels were not interpreted, so that nothing can be said of races */
     bool scales; /* a module written by hand, and each upstream is one number: the forward's kernels may make
                       the gradients, which the backward multiplies by it */
-    bool empty;  /* inputs or outputs have no elements: nothing has to be launched */
+    bool
+        empty; /* inputs or outputs have no elements, or every gradient is free: nothing has to be launched */
+    const json_t *free;           /* names of gradients that no kernel has to compute; NULL: none */
     const struct ka_place *place; /* how lines that it names are told; NULL: as it named them */
 };
 
@@ -33,9 +35,8 @@ void ka_conduct_judge(const json_t *report, const struct ka_conduct_of *of, stru
                       size_t at);
 
 /* Interpreted, it was seen what each launch read and wrote: a gradient that no kernel made of the upstream is
- * not the kernels' work. Those that are named in `zeros` may come from nowhere. */
-void ka_conduct_traces(const json_t *report, const char *const *zeros, size_t zero_count,
-                       struct ka_verdict *verdict, size_t at);
+ * not the kernels' work. Those that are named in `nowhere` (NULL: none) may come from nowhere. */
+void ka_conduct_traces(const json_t *report, const json_t *nowhere, struct ka_verdict *verdict, size_t at);
 
 /* A candidate that runs compiled is interpreted once on small sizes, which operation facts reports: hold that
  * against it, as a case of `shape`, and take it out of the facts. What the interpreter cannot run is none. */

@@ -16,6 +16,16 @@ bool ka_is_text(const json_t *object, const char *name, const char *text)
     return found && strcmp(found, text) == 0;
 }
 
+bool ka_has_text(const json_t *list, const char *text)
+{
+    for (size_t i = 0; text && i < json_array_size(list); i++) {
+        const char *item = json_string_value(json_array_get(list, i));
+        if (item && strcmp(item, text) == 0)
+            return true;
+    }
+    return false;
+}
+
 double ka_number_of(const json_t *object, const char *name, double otherwise)
 {
     const json_t *value = json_object_get(object, name);

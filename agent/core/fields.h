@@ -11,6 +11,9 @@ const char *ka_text_of(const json_t *object, const char *name, const char *other
 /* Is there this text? */
 bool ka_is_text(const json_t *object, const char *name, const char *text);
 
+/* Is this text among the items of a list? */
+bool ka_has_text(const json_t *list, const char *text);
+
 /* The finite number, or `otherwise`. */
 double ka_number_of(const json_t *object, const char *name, double otherwise);
 

@@ -4,11 +4,14 @@
 
 #include "agent/core/conduct.h"
 #include "agent/core/describe.h"
+#include "agent/core/fields.h"
 #include "agent/core/plan.h"
 #include "agent/core/sanitize.h"
 #include "base/each.h"
 #include "base/log.h"
 #include "compiled_facts.h"
+#include "expected.h"
+#include "fan.h"
 #include "operations.h"
 
 /* A shape whose failures count, and are told: those of hidden ones are not, and optional ones may fail. */
@@ -21,12 +24,35 @@ static size_t required_shape(const struct ka_check *check)
     return check->shape_of[0];
 }
 
+/* Gradients that no kernel has to compute, on any required shape: a new reference. */
+static json_t *free_gradients(const struct ka_check *check)
+{
+    json_t *free = NULL;
+    KA_EACH(check->cases, i, plan) {
+        struct ka_fan_found oracle;
+        json_int_t id;
+        if (!ka_plan_is(plan, "required") || !ka_expected_find(check->expected, i, &oracle, &id))
+            continue;
+        const json_t *here = json_object_get(oracle.entry, "free");
+        if (!free)
+            free = json_deep_copy(here);
+        for (size_t k = json_array_size(free); k-- > 0;)
+            if (!ka_has_text(here, json_string_value(json_array_get(free, k))))
+                json_array_remove(free, k);
+    }
+    return free;
+}
+
 /* The facts are there, and every case is judged. */
 static void finish(struct ka_run *run)
 {
     struct ka_check *check = run->check;
     if (check->compiled) {
+        json_auto_t *free = free_gradients(check);
         const struct ka_conduct_of of = {.scales = check->by_hand && ka_conduct_may_scale(run->outputs),
+                                         .free = free,
+                                         .empty =
+                                             free && json_array_size(free) == json_array_size(run->grads),
                                          .place = &check->place};
         ka_conduct_interpreted(check->facts, &of, check->verdict, required_shape(check));
     }

@@ -108,22 +108,10 @@ static void tell_gradient(const struct judging *j, size_t at, const struct gradi
         ka_verdict_gradient(j->of->verdict, at, g->name, diff);
 }
 
-static bool has_text(const json_t *list, const char *text)
-{
-    size_t i;
-    json_t *item;
-    json_array_foreach((json_t *)list, i, item)
-    {
-        if (json_is_string(item) && strcmp(json_string_value(item), text) == 0)
-            return true;
-    }
-    return false;
-}
-
 static bool is_wanted(const json_t *plan, const char *name)
 {
     const json_t *needs = json_object_get(plan, "needs");
-    return !needs || has_text(needs, name);
+    return !needs || ka_has_text(needs, name);
 }
 
 /* Every gradient that the case wants, of the candidate's `part`, told as case `at` of the verdict. Of "grad"
@@ -266,7 +254,7 @@ static int judge_stale(const struct judging *j, const json_t *asked)
         const char *name = json_string_value(json_object_get(input, "name"));
         char part[160];
         snprintf(part, sizeof(part), "stale.%s", name ? name : "");
-        if (rc == 0 && name && !has_text(refused, name))
+        if (rc == 0 && name && !ka_has_text(refused, name))
             rc = judge_other(j, part, NULL, at);
     }
     return rc;
@@ -340,6 +328,12 @@ static int judge_powers(const struct judging *j, const json_t *asked)
     return 0;
 }
 
+/* No kernel has to compute it, and it is right. */
+static bool is_free(const struct judging *j, const struct gradient *g)
+{
+    return g->diff.pass && ka_has_text(json_object_get(j->of->oracle, "free"), g->name);
+}
+
 /* Of the right shape: work on it is bounded by the oracle's tensors, whatever the file says. */
 static bool is_of_shape(const struct ka_diff *diff)
 {
@@ -370,40 +364,54 @@ static bool same_bytes(const struct ka_tensor *a, const struct ka_tensor *b)
 
 struct sharing {
     const struct ka_tensor *real, *idle;
-    atomic_size_t numbers, same;
+    const struct ka_tensor *passed; /* of the upstream, what the gradient has to be; NULL: nothing */
+    atomic_size_t numbers, same, handed_on, zeros;
 };
 
-/* Of one run of elements: how many of `real` are numbers but 0, and how many of those are in `idle`. */
+/* Of one run of elements: how many of `real` are numbers but 0, how many of those are in `idle`, and how many
+ * of these are the upstream's. And zeros of both that are not. */
 static void count_same(void *arg, size_t run)
 {
     struct sharing *s = arg;
-    double real[512], idle[KA_COUNT(real)];
+    double real[512], idle[KA_COUNT(real)], passed[KA_COUNT(real)];
     size_t end = s->real->count - run * SAME_RUN < SAME_RUN ? s->real->count : (run + 1) * SAME_RUN;
-    size_t numbers = 0, same = 0;
+    size_t numbers = 0, same = 0, handed_on = 0, zeros = 0;
     for (size_t first = run * SAME_RUN; first < end; first += KA_COUNT(real)) {
         size_t n = end - first < KA_COUNT(real) ? end - first : KA_COUNT(real);
         ka_tensor_load(s->real, first, n, real);
         ka_tensor_load(s->idle, first, n, idle);
+        if (s->passed)
+            ka_tensor_load(s->passed, first, n, passed);
         for (size_t i = 0; i < n; i++) {
-            bool number = real[i] != 0 && isfinite(real[i]);
+            bool number = real[i] != 0 && isfinite(real[i]), is_same = real[i] == idle[i];
+            bool is_upstream = s->passed && real[i] == passed[i];
             numbers += number;
-            same += number && real[i] == idle[i];
+            same += number && is_same;
+            handed_on += number && is_same && is_upstream;
+            zeros += real[i] == 0 && is_same && !is_upstream;
         }
     }
     atomic_fetch_add(&s->numbers, numbers);
     atomic_fetch_add(&s->same, same);
+    atomic_fetch_add(&s->handed_on, handed_on);
+    atomic_fetch_add(&s->zeros, zeros);
 }
 
-/* Of the elements of `real` that are numbers other than 0, the share that is the same in `idle`. */
-static double share_of_same(const struct ka_tensor *real, const struct ka_tensor *idle)
+/* Of the elements of `real` that are numbers other than 0, the share that is the same in `idle`. The
+ * upstream's own, in `passed`, do not count where they are handed on as they come. Where the host also puts
+ * zeros between them it chooses, which is for kernels to do; `may_choose` leaves that open. */
+static double share_of_same(const struct ka_tensor *real, const struct ka_tensor *idle,
+                            const struct ka_tensor *passed, bool may_choose)
 {
-    struct sharing s = {.real = real, .idle = idle};
-    if (same_bytes(real, idle))
+    bool has_part = passed && passed->dtype == real->dtype && ka_tensor_same_shape(real, passed);
+    struct sharing s = {.real = real, .idle = idle, .passed = has_part ? passed : NULL};
+    if (!has_part && same_bytes(real, idle))
         return 1;
     if (real->dtype != idle->dtype || !ka_tensor_same_shape(real, idle))
         return 0;
     ka_threads_run((real->count + SAME_RUN - 1) / SAME_RUN, count_same, &s);
-    return s.numbers ? (double)s.same / (double)s.numbers : 0;
+    size_t same = s.zeros && !may_choose ? s.same : s.same - s.handed_on;
+    return s.numbers ? (double)same / (double)s.numbers : 0;
 }
 
 /* With every launch of the backward turned into nothing, a gradient must not be there: else no kernel
@@ -418,10 +426,12 @@ static int judge_noop(const struct judging *j, const json_t *asked)
         char text[400];
         const struct ka_diff *diff = &j->grads[i].diff;
         /* Where zero is right, as where a softmax is saturated, a kernel that does nothing is as right. */
-        if (!idle || !is_of_shape(diff) || !real->count || diff->want_zero ||
+        if (!idle || !is_of_shape(diff) || !real->count || diff->want_zero || is_free(j, &j->grads[i]) ||
             (diff->pass && ka_tensor_is_zero(real)))
             continue;
-        double share = share_of_same(real, idle);
+        /* Among values of a kind zeros may be right anywhere. */
+        double share = share_of_same(real, idle, ka_tensors_find_part(j->expected, "passed", name),
+                                     json_object_get(j->of->plan, "values"));
         if (share < NOOP_SHARE)
             continue;
         if (share >= 1)
@@ -430,26 +440,44 @@ static int judge_noop(const struct judging *j, const json_t *asked)
                      "compute it",
                      name);
         else
-            snprintf(text, sizeof(text),
-                     "%.3g%% of the gradient of %.100s is the same when the backward's kernels do nothing: "
-                     "they do not compute that part. What passes through unchanged is copied by a kernel, "
-                     "too, where it is more than a sixteenth",
-                     100 * share, name);
+            snprintf(
+                text, sizeof(text),
+                "%.3g%% of the gradient of %.100s is the same when the backward's kernels do nothing: "
+                "they do not compute that part. The host may hand on the upstream gradient where it is the "
+                "gradient, but not choose between it and zeros",
+                100 * share, name);
         ka_verdict_fail(j->of->verdict, j->of->at, "decoy_kernel", text);
     }
     return 0;
 }
 
-/* A gradient that is zero may come from nowhere. */
-static void judge_traces(const struct judging *j)
+static bool is_empty(const json_t *plan)
 {
-    KA_AUTO_FREE const char **zeros = ka_calloc(j->count, sizeof(*zeros));
-    size_t count = 0;
-    for (size_t k = 0; k < j->count; k++)
-        if (j->grads[k].diff.want_zero)
-            zeros[count++] = j->grads[k].name;
-    if (!j->of->compiled)
-        ka_conduct_traces(j->of->candidate, zeros, count, j->of->verdict, j->of->at);
+    return ka_is_text(plan, "kind", "zero");
+}
+
+/* What the report says of where gradients come from. One that is free, or zero, may come from nowhere. */
+static void judge_conduct(const struct judging *j)
+{
+    const struct ka_judged_case *one = j->of;
+    const json_t *outputs = json_object_get(one->oracle, "outputs");
+    json_auto_t *free = json_array(), *nowhere = json_array();
+    for (size_t k = 0; k < j->count; k++) {
+        const struct gradient *g = &j->grads[k];
+        if (is_free(j, g))
+            json_array_append_new(free, json_string(g->name));
+        if (is_free(j, g) || g->diff.want_zero)
+            json_array_append_new(nowhere, json_string(g->name));
+    }
+    const struct ka_conduct_of of = {.compiled = one->compiled,
+                                     .place = one->place,
+                                     .free = free,
+                                     .empty = is_empty(one->plan) || ka_conduct_nothing_to_launch(outputs) ||
+                                              (j->count && json_array_size(free) == j->count),
+                                     .scales = one->by_hand && ka_conduct_may_scale(outputs)};
+    if (!one->compiled)
+        ka_conduct_traces(one->candidate, nowhere, one->verdict, one->at);
+    ka_conduct_judge(one->candidate, &of, one->verdict, one->at);
 }
 
 /* What is compared of the answer to a question of agent/core/kinds.c, and what it is called when it is wrong.
@@ -504,11 +532,6 @@ static bool is_beyond_the_gpu(const struct ka_judged_case *one)
            ka_is_text(one->plan, "kind", "past_block");
 }
 
-static bool is_empty(const json_t *plan)
-{
-    return ka_is_text(plan, "kind", "zero");
-}
-
 /* Compiled, it would be no error. */
 static bool is_out_of_bounds(const json_t *entry)
 {
@@ -557,16 +580,8 @@ int ka_judge_case(struct ka_judged_case *one, json_int_t id, struct ka_err *why)
     struct judging j = {.of = one, .expected = expected, .found = found};
     if (judge_outputs(&j, "out", one->at) || judge_gradients(&j, "grad", one->at) || judge_questions(&j))
         rc = ka_fail(why, -EINVAL, "the oracle's tensors are unusable");
-    else {
-        judge_traces(&j);
-        const json_t *outputs = json_object_get(one->oracle, "outputs");
-        const struct ka_conduct_of of = {.compiled = one->compiled,
-                                         .place = one->place,
-                                         .empty =
-                                             is_empty(one->plan) || ka_conduct_nothing_to_launch(outputs),
-                                         .scales = one->by_hand && ka_conduct_may_scale(outputs)};
-        ka_conduct_judge(one->candidate, &of, one->verdict, one->at);
-    }
+    else
+        judge_conduct(&j);
     free(j.grads);
 out:
     ka_tensors_free(expected);

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from conftest import Agent
 
 FORWARD = """import torch
@@ -131,6 +132,70 @@ def test_relative_imports_of_a_package_are_followed(agent: Agent, tmp_path: Path
     assert (agent.run_dirs()[0] / "modules" / "lib" / "parts" / "functions.py").read_text() == FUNCTIONS
     assert agent("verify", agent.run_dirs()[0]).code == 0
     assert agent("differentiate", file).code == 0
+
+
+UTILS = """\
+import contextlib
+import functools
+
+import torch
+import triton
+
+
+def input_guard(fn=None, *, dense=True):
+    def decorator(fn):
+        @functools.wraps(fn)
+        def wrapper(ctx, *args, **kwargs):
+            args = [a.contiguous() if dense and isinstance(a, torch.Tensor) else a for a in args]
+            first = next((a for a in args if isinstance(a, torch.Tensor)), None)
+            with device_of(first):
+                return fn(ctx, *args, **kwargs)
+
+        return wrapper
+
+    return decorator if fn is None else decorator(fn)
+
+
+def device_of(tensor):
+    return torch.cuda.device(tensor.device.index) if tensor.is_cuda else contextlib.nullcontext()
+"""
+HANDWRITTEN = Path(__file__).parent / "handwritten" / "rms_norm.py"
+
+
+@pytest.mark.parametrize(
+    ("imported", "decorator"),
+    [
+        ("from ..utils import calculate_settings, input_guard\n", "input_guard"),
+        ("from .. import utils\nfrom ..utils import calculate_settings\n", "utils.input_guard(dense=True)"),
+    ],
+)
+def test_decorators_of_a_package_around_both_directions(
+    agent: Agent, tmp_path: Path, imported: str, decorator: str
+) -> None:
+    head, rest = HANDWRITTEN.read_text().split("def ensure_contiguous(fn):")
+    _, settings, rest = rest.partition("def calculate_settings(n):")
+    body, rest = rest.split("@triton.jit", 1)
+    ops = tmp_path / "lib" / "ops"
+    ops.mkdir(parents=True)
+    for folder in (ops.parent, ops):
+        (folder / "__init__.py").write_text("")
+    utils = ops.parent / "utils.py"
+    utils.write_text(f"{UTILS}\n\n{settings}{body}")
+    file = ops / "norm.py"
+    rest = rest.replace("    @ensure_contiguous\n", f"    @{decorator}\n")
+    file.write_text(f"{head}{imported}\n\n@triton.jit{rest}")
+    result = agent("check", file, "--json")
+    assert (result.code, result.result["verdict"]) == (0, "verified"), result.err
+    plain = "                return fn(ctx, *args, **kwargs)\n"
+    computing = (
+        "                made = fn(ctx, *args, **kwargs)\n"
+        "                return [torch.mul(g, 1) for g in made] if isinstance(made, tuple) else made\n"
+    )
+    assert utils.read_text().count(plain) == 1
+    utils.write_text(utils.read_text().replace(plain, computing))
+    result = agent("check", file, "--json")
+    assert (result.code, result.result["verdict"]) == (4, "not_verified"), result.err
+    assert "input_guard of utils.py, line 16: uses torch.mul" in result.out + result.err
 
 
 def test_folders_of_the_path_are_looked_in(agent: Agent, tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ def test_result__has_every_field_of_the_protocol(
     assert made["outputs"] == [
         {"index": 0, "kind": "tensor", "shape": [40], "dtype": "float32", "differentiable": True}
     ]
-    assert made["grads"] == ["x"]
+    assert (made["grads"], made["free"]) == (["x"], [])
     facts = {"launches": 1, "programs": 3, "bytes_read": 160, "bytes_written": 160, "atomics": 0, "races": []}
     masked = made["facts"].pop("undefined_lanes")
     assert len(masked) == 1 and "square_kernel" in masked[0] and "x_ptr" in masked[0]
@@ -225,6 +225,34 @@ HOSTS: dict[str, tuple[str, Callable[[torch.Tensor], Any]]] = {
     "softmax": ("return torch.softmax(square(x), 0)", lambda x: torch.softmax(x * x, 0)),
     "dictionary": ('return {"a": square(x), "b": [None, 3]}', lambda x: x * x),
 }  # fmt: skip
+
+
+# Host programs, and what the oracle says of x: that no kernel has to compute its gradient, or how many of its
+# 24 elements pass.
+PASSING: dict[str, tuple[str, bool, int | None]] = {
+    "a residual beside a kernel": ("return square(torch.ones_like(x)) + x", True, None),
+    "torch alone": ("return square(torch.ones_like(x)) * x.exp()", True, None),
+    "torch, and a kernel behind it": ("return square(x * 2)", False, None),
+    "a residual around a kernel": ("return square(x) + x", False, None),
+    "detached": ("return square(x).detach() + x", True, None),
+    "a part": ("return torch.cat([square(x[:10].contiguous()), x[10:]])", False, 14),
+    "a part, in another order": ("return torch.cat([square(x[10:].contiguous()), x[:10]])", False, None),
+    "less than chance makes": ("return torch.cat([square(x[:23].contiguous()), x[23:]])", False, None),
+}
+
+
+@pytest.mark.parametrize("name", PASSING)
+def test_gradient_that_no_kernel_has_to_compute__is_named(
+    name: str, write: Callable[..., Path], tmp_path: Path
+) -> None:
+    body, free, passed = PASSING[name]
+    case, found = run_case(stub(write, body), tmp_path)
+    assert case["ok"], case.get("error")
+    assert case["free"] == (["x"] if free else [])
+    part = found.get("passed/x")
+    assert (None if part is None else int(part.isfinite().sum())) == passed
+    if part is not None:
+        assert torch.equal(part[part.isfinite()].double(), found["grad/x"][part.isfinite()])
 
 
 @pytest.mark.parametrize("name", HOSTS)

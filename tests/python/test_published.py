@@ -16,12 +16,14 @@ TABLE: dict[str, tuple[int, int]] = {  # atomics, and bytes of tape, of calls li
     "chunk_o": (0, 0),
     "cross_entropy": (1, 0),
     "cumsum": (0, 0),
+    "dequant_matmul": (0, 0),
     "dyt": (0, 0),
     "embedding": (1, 0),
     "flash_bias": (0, 0),
     "flash_tutorial": (0, 0),
     "flash_varlen": (0, 0),
     "fused_add_rms_norm": (0, 0),
+    "gated_conv_state": (3, 0),
     "geglu": (0, 0),
     "group_norm": (2, 0),
     "grouped_gemm": (0, 0),
@@ -29,13 +31,16 @@ TABLE: dict[str, tuple[int, int]] = {  # atomics, and bytes of tape, of calls li
     "kkt": (0, 0),
     "l2norm": (0, 0),
     "layer_norm": (0, 0),
+    "layer_norm_gated": (0, 0),
     "matmul": (0, 0),
     "mean_pooling": (0, 0),
     "moe": (3, 0),
     "poly_norm": (0, 0),
     "rms_norm": (0, 0),
+    "rms_norm_casting": (0, 0),
     "rope": (0, 0),
     "rotary": (0, 0),
+    "rotary_qk_packed": (0, 0),
     "short_conv": (0, 0),
     "softmax": (0, 0),
     "swiglu": (0, 0),
@@ -89,3 +94,12 @@ def test_published__packed_or_not__has_kernels_of_its_own(name: str) -> None:
     names = {kernel: kernel.partition("(")[0] for kernel in kernels}
     plain = [k for k, n in names.items() if "_without_varlen" in n and "_with_interleaved" not in n]
     assert plain and not any("atomic_add" in kernel for kernel in plain)
+
+
+@pytest.mark.parametrize("name", ["gated_conv_state", "layer_norm_gated", "rms_norm_casting"])
+def test_published__draft_of_a_call_with_all_tensors__is_right_where_a_call_leaves_some_out(
+    name: str,
+) -> None:
+    file = FOLDER / f"{name}.py"
+    first, *others = [shape.dims for shape in forward.load(file).sweep]
+    assert_right(file, draft(file, first), [(dims, "normal") for dims in others])

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+from pathlib import Path
 
 import pytest
 from kernel_agent import errors
 from kernel_agent.operations import scan
+from kernel_agent.operations.elsewhere import Elsewhere
 from sources import SCALE, SCALE_BACKWARD, SCALE_PAIR
 
 LAUNCH = (
@@ -493,3 +495,119 @@ def test_module_of_the_users__is_named_where_the_stub_names_it__and_not_in_the_b
     assert {rule for rule, _ in rejected(HELPED[:body] + other + HELPED[body:])} == {"import"}
     in_backward = HELPED.replace("d_y = d_y.contiguous()", "d_y = helpers.blocks(d_y)")
     assert rejected(in_backward) == {("import", "d_y = helpers.blocks(d_y)")}
+
+
+GLOBAL = """
+BLOCK, calls = 16, 0
+
+
+def block_of(x):
+    global BLOCK, calls
+    calls += 1
+    if x.numel() < 16:
+        BLOCK = 8
+    return BLOCK
+
+
+# ---- backward ----
+
+
+def NAME(x):
+    global BLOCK, calls
+    calls += 1
+    if x.numel() < 16:
+        BLOCK = 8
+    return BLOCK
+"""
+
+
+@pytest.mark.parametrize(
+    ("copy", "right"),
+    [
+        ({}, True),
+        ({"NAME": "block_of_2"}, False),
+        ({"BLOCK = 8\n": "BLOCK = 4\n"}, False),
+        ({"calls += 1\n": "calls += 2\n"}, False),
+        ({"BLOCK = 8\n": "(BLOCK := 8)\n"}, False),
+        ({"BLOCK = 8\n": "BLOCK = 8\n    for calls in (1, 2): pass\n"}, False),
+        ({"global BLOCK, calls\n": "global BLOCK, calls, scale\n"}, False),
+    ],
+)
+def test_copy_of_a_host_function__gives_global_names_what_it_gives_them(copy, right):
+    before, after = GLOBAL.split("# ---- backward ----")
+    for old, new in ({"NAME": "block_of_autograd"} | copy).items():
+        assert after.count(old) == 1
+        after = after.replace(old, new)
+    forward, backward = SCALE_PAIR.split("# ---- backward ----")
+    found = rejected(f"{forward}{before}# ---- backward ----{after}{backward}")
+    assert ({rule for rule, _ in found} == set()) == right
+    assert right or "redefined" in {rule for rule, _ in found}
+
+
+BY_HAND = (Path(__file__).parents[1] / "e2e" / "handwritten" / "alias.py").read_text()
+GUARDS = """
+import functools
+import torch
+from .inner import again, doubled
+
+def guard(fn):
+    @functools.wraps(fn)
+    def wrapper(*args):
+        return fn(*settled(args))
+    return wrapper
+
+def settled(args):
+    return [a.contiguous() if isinstance(a, torch.Tensor) else a for a in args]
+
+def computes(fn):
+    return lambda *args: [halved(g) for g in fn(*args)]
+
+def halved(g):
+    return torch.mul(g, 0.5)
+
+def patches(fn):
+    torch.mul = fn
+    return fn
+
+def frames(fn):
+    return fn.__globals__["guard"](fn)
+"""
+INNER = """
+import torch
+
+def again(fn):
+    return fn
+
+def doubled(fn):
+    return lambda *args: torch.add(fn(*args), 0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("imported", "decorator", "found"),
+    [
+        ("from ..guards import guard", "guard", None),
+        ("from .. import guards as own", "own.guard", None),
+        ("import lib.guards", "lib.guards.guard", None),
+        ("from lib.guards import again", "again", None),
+        ("from ..guards import computes", "computes", ("torch_math", "computes of guards.py, line 19: ")),
+        ("from lib.guards import doubled", "doubled", ("torch_math", "doubled of inner.py, line 8: ")),
+        ("from ..guards import patches", "patches", ("patch", "patches of guards.py, line 22: ")),
+        ("from ..guards import frames", "frames", ("forbidden", "frames of guards.py, line 26: ")),
+        ("from ..guards import missing", "missing", ("import", "uses ..guards.missing")),
+        ("from ...guards import guard", "guard", ("import", "uses ...guards.guard")),
+        ("from sklearn import guard", "guard", ("import", "uses sklearn.guard")),
+    ],
+)
+def test_decorator_of_another_module__is_read_there(tmp_path, imported, decorator, found):
+    (tmp_path / "lib" / "ops").mkdir(parents=True)
+    (tmp_path / "lib" / "guards.py").write_text(GUARDS)
+    (tmp_path / "lib" / "inner.py").write_text(INNER)
+    source = BY_HAND.replace("import torch\n", f"import torch\n{imported}\n", 1)
+    source = source.replace("    def backward(", f"    @{decorator}\n    def backward(", 1)
+    seen = scan.scan(source, ast.parse(source), None, Elsewhere(tmp_path, "lib.ops"))["findings"]
+    told = [(f["rule"], f["message"]) for f in seen if f["severity"] == "reject"]
+    if found is None:
+        assert told == []
+    else:
+        assert any(rule == found[0] and found[1] in message for rule, message in told), told

@@ -383,6 +383,27 @@ static void conduct__interpreted_beside_compiled__is_a_case_of_its_own(void **st
     assert_false(ka_conduct_watched(NULL));
 }
 
+static void conduct__upstream_that_is_handed_on__is_a_remark_where_that_is_free(void **state)
+{
+    (void)state;
+    const char *const grads[] = {"x"};
+    json_auto_t *free_ones = json_pack("[s]", "x"), *dims = json_pack("{s:i}", "N", 8);
+    json_auto_t *report = json_loads(CLEAN, 0, NULL);
+    json_object_set_new(report, "aliases",
+                        json_pack("[s, s, s]", "grad/x=upstream/0", "grad/x=x", "grad/xx=upstream/0"));
+    const struct ka_conduct_of of = {.free = free_ones};
+    struct ka_verdict *verdict = ka_verdict_new(grads, 1);
+    size_t shape = ka_verdict_shape(verdict, KA_SHAPE_REQUIRED, dims, NULL);
+    ka_conduct_judge(report, &of, verdict, ka_verdict_case(verdict, shape, "normal upstream"));
+    json_auto_t *doc = ka_verdict_json(verdict, true);
+    KA_AUTO_BUF struct ka_buf facts = {0};
+    ka_verdict_facts(verdict, 3, &facts);
+    assert_int_equal(json_array_size(json_object_get(doc, "remarks")), 1);
+    assert_null(strstr(ka_buf_str(&facts), "grad/x=upstream/0"));
+    assert_non_null(strstr(ka_buf_str(&facts), "grad/x=x, and 1 more"));
+    ka_verdict_free(verdict);
+}
+
 static void conduct__kernel_that_no_case_launched__is_remarked(void **state)
 {
     (void)state;
@@ -419,6 +440,7 @@ int main(void)
         cmocka_unit_test(conduct__names_cut_inside_a_character__are_still_told),
         cmocka_unit_test(conduct__operations__are_judged_by_their_whole_name),
         cmocka_unit_test(conduct__interpreted_beside_compiled__is_a_case_of_its_own),
+        cmocka_unit_test(conduct__upstream_that_is_handed_on__is_a_remark_where_that_is_free),
         cmocka_unit_test(conduct__kernel_that_no_case_launched__is_remarked),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,6 +1,7 @@
 /* One case judged, from files as children leave them, on a thread that is not the loop's. */
 #include <errno.h>
 #include <fcntl.h>
+#include <math.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -32,6 +33,10 @@ struct part {
 };
 
 static size_t noop_zeros; /* at the beginning of `noop` */
+static size_t grad_zeros; /* and of `grad`, expected and found */
+static size_t unpassed;   /* elements at the beginning of `passed` that are no upstream's */
+
+static const char *report_changes = "{}", *oracle_changes = "{}"; /* what they say beside the usual */
 
 static void write_side(struct side *side, const struct part *parts, size_t count)
 {
@@ -41,6 +46,10 @@ static void write_side(struct side *side, const struct part *parts, size_t count
         size_t begin = data.len, zeros = strcmp(parts[i].name, "noop/x") == 0 ? noop_zeros : 0;
         for (size_t k = 0; k < parts[i].count; k++) {
             double value = k < zeros ? 0 : parts[i].factor * ((double)(k % 97) - 48.5);
+            if (k < grad_zeros && strcmp(parts[i].name, "grad/x") == 0)
+                value = 0;
+            if (k < unpassed && strcmp(parts[i].name, "passed/x") == 0)
+                value = NAN;
             float narrow = (float)value;
             ka_buf_add(&data, wide ? (const void *)&value : (const void *)&narrow, wide ? 8 : 4);
         }
@@ -97,13 +106,16 @@ static char *facts_of(const struct part *found, size_t count)
 {
     const struct part expected[] = {{"out/0", "F64", 1, COUNT},      {"fwd/0", "F32", 1, COUNT},
                                     {"base_out/0", "F32", 1, COUNT}, {"grad/x", "F64", 2, COUNT},
-                                    {"base/x", "F32", 2, COUNT},     {"jitter/x", "F64", 2.0000001, COUNT}};
+                                    {"base/x", "F32", 2, COUNT},     {"jitter/x", "F64", 2.0000001, COUNT},
+                                    {"passed/x", "F32", 2, COUNT}};
     struct side oracle, candidate;
-    write_side(&oracle, expected, KA_COUNT(expected));
+    write_side(&oracle, expected, KA_COUNT(expected) - (unpassed == 0));
     write_side(&candidate, found, count);
     const char *const grads[] = {"x"};
     json_t *plan = json_loads(PLAN, 0, NULL), *said = json_loads(ORACLE, 0, NULL),
            *report = json_loads(CANDIDATE, 0, NULL), *dims = json_pack("{s:i}", "N", COUNT);
+    json_auto_t *more = json_loads(report_changes, 0, NULL), *says = json_loads(oracle_changes, 0, NULL);
+    assert_int_equal(json_object_update(report, more) + json_object_update(said, says), 0);
     struct ka_verdict *verdict = ka_verdict_new(grads, 1);
     size_t shape = ka_verdict_shape(verdict, KA_SHAPE_REQUIRED, dims, NULL);
     struct call call = {.one = {.verdict = verdict,
@@ -194,6 +206,56 @@ static void judge__part_that_is_there_without_kernels__is_told_from_chance(void 
     noop_zeros = COUNT - COUNT / 20;
     assert_facts(parts, "");
     noop_zeros = 0;
+}
+
+/* Three quarters of the gradient are there without kernels. */
+static void judge__part_that_is_the_upstream__may_be_there_without_kernels(void **state)
+{
+    (void)state;
+    struct part parts[PARTS];
+    right(parts, LINEAR_SUM);
+    parts[NOOP].factor = parts[GRAD].factor;
+    noop_zeros = unpassed = COUNT / 4;
+    assert_facts(parts, "");
+    noop_zeros = COUNT / 8;
+    assert_facts(parts, "decoy_kernel: 12.5% of the gradient of x is the same");
+    noop_zeros = unpassed = 0;
+}
+
+/* Elements that are zero in the gradient, as no other of these tests has them. */
+static void judge__zeros_that_the_host_puts_beside_the_upstream__are_a_choice(void **state)
+{
+    (void)state;
+    struct part parts[PARTS];
+    right(parts, LINEAR_SUM);
+    parts[NOOP].factor = parts[GRAD].factor;
+    noop_zeros = grad_zeros = unpassed = COUNT / 4;
+    char *facts = facts_of(parts, PARTS);
+    assert_non_null(strstr(facts, "decoy_kernel: the gradient of x is the same"));
+    free(facts);
+    noop_zeros = grad_zeros = unpassed = 0;
+}
+
+static void judge__gradient_that_is_free__comes_from_nowhere_if_it_is_right(void **state)
+{
+    (void)state;
+    static const char *const told[] = {"decoy_kernel", "alias: ", "no_launch"};
+    for (int is_free = 0; is_free < 2; is_free++) {
+        for (int is_right = 0; is_right < 2; is_right++) {
+            struct part parts[PARTS];
+            right(parts, LINEAR_SUM);
+            parts[GRAD].factor = is_right ? 2 : 3;
+            parts[NOOP].factor = parts[GRAD].factor;
+            report_changes = "{\"untraced\": [\"x\"], \"aliases\": [\"grad/x=upstream/0\"], "
+                             "\"launches_backward\": 0}";
+            oracle_changes = is_free ? "{\"free\": [\"x\"]}" : "{}";
+            char *facts = facts_of(parts, PARTS);
+            for (size_t i = 0; i < KA_COUNT(told); i++)
+                assert_int_equal(strstr(facts, told[i]) == NULL, is_free && is_right);
+            free(facts);
+            report_changes = oracle_changes = "{}";
+        }
+    }
 }
 
 /* Nothing is done for sizes that the oracle's tensors do not have: two such tensors are never compared with
@@ -315,6 +377,9 @@ int main(void)
         cmocka_unit_test(judge__right_candidate__has_nothing_against_it),
         cmocka_unit_test(judge__each_thing_that_is_asked__can_fail),
         cmocka_unit_test(judge__part_that_is_there_without_kernels__is_told_from_chance),
+        cmocka_unit_test(judge__part_that_is_the_upstream__may_be_there_without_kernels),
+        cmocka_unit_test(judge__zeros_that_the_host_puts_beside_the_upstream__are_a_choice),
+        cmocka_unit_test(judge__gradient_that_is_free__comes_from_nowhere_if_it_is_right),
         cmocka_unit_test(judge__kernel_too_large_for_the_gpu__is_left_out_past_the_sweeps_blocks_only),
         cmocka_unit_test(judge__raise_where_there_are_no_elements__is_told_and_no_failure),
         cmocka_unit_test(judge__rounding_where_nothing_is_left__is_tf32s_where_that_was_used),

@@ -15,7 +15,7 @@ from .ir.nodes import GradWrite, Node, Store, walk
 from .ir.refusal import Refusal
 from .ir.report import LineReport, Why
 from .ir.spelling import gradient_name
-from .ir.values import signature
+from .ir.values import is_static, signature
 from .prove import overwrite
 from .read import trace
 from .reverse import checkpoints, forward_values, running_maxima, wrapped_indices
@@ -334,6 +334,12 @@ def _parts(plan: Scheduled | Sides, made: Callable[[Scheduled], Part]) -> Part |
     return made(plan)
 
 
+def _absent(write: GradWrite) -> str | None:
+    """The pointer of a gradient that a branch known at compile time writes: a call may leave it out."""
+    conds = [region.cond for region in write.region.chain() if region.cond is not None]
+    return write.base.attrs["name"] if write.base.op == "param" and any(map(is_static, conds)) else None
+
+
 def _part(fwd: Forward, plan: Scheduled, text: FunctionText, kernels: dict[str, str], draft: Draft) -> Part:
     """The generated kernels of one plan, and their launches."""
     site, reverse, owner, fused = plan.site, plan.reverse, plan.owner, plan.fused
@@ -343,10 +349,11 @@ def _part(fwd: Forward, plan: Scheduled, text: FunctionText, kernels: dict[str, 
     advise(reverse, found, owner.refused, draft.schedule == "atomic")
     accumulated = {w.base.attrs["name"] for w in found if w.kind != "store"}
     lines = fwd.source.splitlines()
-    layouts = [l for w in found for l in w.layouts] + [l for k in owner.kernels for l in k.layouts]
+    layouts = [(l, _absent(w)) for w in found for l in w.layouts]
+    layouts += [(l, k.bases[0] if k.optional else None) for k in owner.kernels for l in k.layouts]
     asked = [one for w in found for one in w.asked] + [one for k in owner.kernels for one in k.asked]
     asked += overwrite.single(site.kernel, trace.program_axes(site), site.launch.grid)
-    checks = [*map(text.check, layouts), *text.asked(list(dict.fromkeys(asked)))]
+    checks = [*(text.check(*layout) for layout in layouts), *text.asked(list(dict.fromkeys(asked)))]
     part = Part(accumulated, list(dict.fromkeys(checks)), rows=plan.rows)
     text.saving |= {kept.buffer: kept for kept in plan.saved}
     text.saved |= dict.fromkeys(text.saving)

@@ -147,7 +147,7 @@ def imported(node: ast.Import | ast.ImportFrom) -> list[str]:
     """The dotted names that it imports."""
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
-    return [f"{_module(node)}.{alias.name}" for alias in node.names]
+    return [_module(node) + alias.name for alias in node.names]
 
 
 class Names:
@@ -162,7 +162,7 @@ class Names:
                     self.imported[alias.asname or name] = name
             elif isinstance(node, ast.ImportFrom):
                 for alias in node.names:
-                    self.imported[alias.asname or alias.name] = f"{_module(node)}.{alias.name}"
+                    self.imported[alias.asname or alias.name] = _module(node) + alias.name
         self.hidden = _hidden(tree)
 
     def path(self, node: ast.AST) -> str | None:
@@ -176,7 +176,8 @@ class Names:
 
 
 def _module(node: ast.ImportFrom) -> str:
-    return "." * node.level + (node.module or "")
+    """With a dot behind it, as what is imported from it wants."""
+    return "." * node.level + (f"{node.module}." if node.module else "")
 
 
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)

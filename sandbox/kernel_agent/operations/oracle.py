@@ -30,6 +30,7 @@ from ..torch_tl.record import Recorder, Ref
 from ..torch_tl.replay import Replay, vector_jacobian
 from . import budget
 from .finite_differences import finite_differences
+from .passed_on import passed_on, without_kernels
 
 TF32_SEEN = 3e-5  # norm-relative: float32 alone leaves less, TF32 some 5e-4
 FEW_ELEMENTS = 32
@@ -178,6 +179,8 @@ class Case:
         made |= {f"grad/{name}": grad for name, grad in gradients.items()}
         result = self.describe(recording, exact)
         exact.release()
+        result["free"], parts = self.free(recording, gradients)
+        made |= {f"passed/{name}": values for name, values in parts.items()}
         moved = self.replay(recording, EXACT, self.seed, kinks=Crossed(kinks, unit_of(recording)))
         made |= {f"jitter/{name}": grad for name, grad in self.gradients(moved, recording).items()}
         moved.release()
@@ -491,6 +494,22 @@ class Case:
             for at, upstream in self.upstreams(recording.differentiable).items()
         ]
         return replay.gradients(pairs, recording.wanted)
+
+    def free(
+        self, recording: Recording, gradients: Mapping[str, torch.Tensor]
+    ) -> tuple[list[str], dict[str, torch.Tensor]]:
+        """Names of gradients that no kernel has to compute, and of others the part that none has to."""
+        free = without_kernels(recording.recorder.tape, recording.wanted)
+        parts: dict[str, torch.Tensor] = {}
+        drawn = list(self.upstreams(recording.differentiable).values())
+        for name in [name for name in gradients if name not in free]:
+            part = passed_on(gradients[name], recording.wanted[name].dtype, drawn)
+            if part is not None:
+                parts[name] = part
+        whole = [name for name, part in parts.items() if not bool(part.isnan().any())]
+        zero = [name for name, grad in gradients.items() if not bool(grad.any())]
+        free = [name for name in gradients if name in {*free, *whole, *zero}]
+        return free, {name: part for name, part in parts.items() if name not in whole}
 
     def upstreams(self, outputs: list[draw.Output]) -> dict[int, torch.Tensor]:
         """Upstream gradient by index of the output; an output without one is left out.

@@ -20,6 +20,7 @@ from .. import handwritten
 from ..handwritten import HandWritten
 from ..source import MARKER, autodiff_names, backward_starts, parse, read, words
 from . import nameable as closed
+from .elsewhere import Elsewhere, around
 from .nameable import Names
 
 FORBIDDEN_NAMES = words(
@@ -53,14 +54,16 @@ def run(request: dict[str, Any], scratch: Path) -> dict[str, Any]:
     """The result of docs/protocol.md's op scan. Raises Unusable("syntax") for a file that does not parse."""
     file = str(Path(request["file"]).resolve())
     source = read(file)
-    return scan(source, parse(source, file), request.get("function"))
+    return scan(source, parse(source, file), request.get("function"), around(request.get("modules")))
 
 
-def scan(source: str, tree: ast.Module, function: str | None = None) -> dict[str, Any]:
+def scan(
+    source: str, tree: ast.Module, function: str | None = None, elsewhere: Elsewhere | None = None
+) -> dict[str, Any]:
     """Findings in order of lines, the entry's name and the kernels' names. `function`: which of a module's is
-    meant, None for the first."""
+    meant, None for the first. `elsewhere`: the user's other modules."""
     start = backward_starts(source)
-    scanner = _Scanner(tree, start, function)
+    scanner = _Scanner(tree, start, function, elsewhere)
     findings = sorted(scanner.findings(), key=lambda finding: (finding.line, finding.rule))
     return {
         "findings": [asdict(finding) for finding in findings],
@@ -120,6 +123,23 @@ def _bound(node: ast.stmt) -> set[str]:
     return set()
 
 
+def _declared(node: ast.AST) -> set[str]:
+    """Names that a definition declares to be global."""
+    return {name for g in ast.walk(node) if isinstance(g, ast.Global) for name in g.names}
+
+
+def _assignments(function: ast.AST, name: str) -> set[str] | None:
+    """The statements that assign to a name; None where something else binds it."""
+    binds = {n for n in ast.walk(function) if _is_name(n, name) and not isinstance(n.ctx, ast.Load)}
+    found: set[str] = set()
+    for node in ast.walk(function):
+        if isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
+            here = binds & set(ast.walk(node))
+            found |= {ast.dump(node)} if here else set()
+            binds -= here
+    return None if binds else found
+
+
 def _swallows_around_yield(node: ast.Try) -> bool:
     """Whether a context manager made of this may end what was raised inside its `with`."""
     ends = (ast.Return, ast.Break, ast.Continue)
@@ -135,7 +155,15 @@ class _Scanner:
     """The backward part of one file: everything after the marker, or, where there is none, one autograd
     function, what calls it, and what of the file these reach."""
 
-    def __init__(self, tree: ast.Module, start: int | None, function: str | None = None) -> None:
+    def __init__(
+        self,
+        tree: ast.Module,
+        start: int | None,
+        function: str | None = None,
+        elsewhere: Elsewhere | None = None,
+    ) -> None:
+        self.elsewhere = elsewhere
+        self.scanned: set[tuple[Path, str]] = set()  # functions of other modules
         self.tree = tree
         self.start = start
         self.body = [node for node in tree.body if node.lineno > (start or 0)]
@@ -382,11 +410,25 @@ class _Scanner:
             if not is_text and not isinstance(node, _DEFINITIONS):
                 message = "only imports, definitions and assignments stand at the top level"
                 yield Finding("module_code", "reject", node.lineno, message)
-            said = {n for g in ast.walk(node) if isinstance(g, ast.Global) for n in g.names}
+            said = {n for n in _declared(node) if not self._is_bound_alike(node, n)}
             for name in sorted(_bound(node) | said):
                 if name in before or name in self.names.imported:
                     message = f"gives {name} another meaning: the forward part stays as it is"
                     yield Finding("redefined", "reject", node.lineno, message)
+
+    def _is_bound_alike(self, node: ast.stmt, name: str) -> bool:
+        """Whether a copy of a host function gives a global name only what that function gives it."""
+        of = [
+            function
+            for function in self.tree.body
+            if isinstance(node, ast.FunctionDef)
+            and isinstance(function, ast.FunctionDef)
+            and function.lineno <= (self.start or 0)
+            and node.name == f"{function.name}_autograd"
+            and name in _declared(function)
+        ]
+        made, given = _assignments(node, name), _assignments(of[0], name) if of else None
+        return made is not None and given is not None and made <= given
 
     def _stores(self) -> Iterator[Finding]:
         """Attributes are set on the context of a Function only: anything else patches what others rely on."""
@@ -628,7 +670,23 @@ class _Scanner:
             return
         if rule == "import" and node in self.settings:
             return  # a value that people's own module got at import, from the environment perhaps
+        if users and self.own is not None and path is not None and self.elsewhere is not None:
+            found = self.elsewhere.find(path)
+            if found is not None:
+                yield from self._function_elsewhere(node, *found)
+                return
         yield Finding(rule, "reject", node.lineno, message)
+
+    def _function_elsewhere(
+        self, node: ast.expr, elsewhere: Elsewhere, file: Path, tree: ast.Module, function: ast.FunctionDef
+    ) -> Iterator[Finding]:
+        """A function of another module of the user's, held to the same as those of this file."""
+        if (file, function.name) in self.scanned:
+            return
+        self.scanned.add((file, function.name))
+        for finding in _FunctionScanner(tree, function, elsewhere, self.scanned).findings():
+            message = f"{function.name} of {file.name}, line {finding.line}: {finding.message}"
+            yield Finding(finding.rule, finding.severity, node.lineno, message)
 
     def _attribute(self, node: ast.Attribute) -> Iterator[Finding]:
         dotted, known = _dotted(node), self.names.path(node)
@@ -717,3 +775,32 @@ class _Scanner:
             yield Finding(
                 "torch_math", "reject", node.lineno, f"calls {dotted}(): kernels must compute the gradient"
             )
+
+
+class _FunctionScanner(_Scanner):
+    """A function of another module, and what it reaches there. No forward is in it: it may be called from
+    anywhere."""
+
+    def __init__(
+        self,
+        tree: ast.Module,
+        function: ast.FunctionDef,
+        elsewhere: Elsewhere,
+        scanned: set[tuple[Path, str]],
+    ) -> None:
+        self.root = function
+        super().__init__(tree, None, None, elsewhere)
+        self.scanned = scanned
+        self.forward_side = set()
+
+    def _find_own(self, name: str | None) -> HandWritten:
+        root = self.root
+        return HandWritten(root.name, root.lineno, root, root, ())  # type: ignore[arg-type]
+
+    def findings(self) -> Iterator[Finding]:
+        if self.root in self.kernels.values():
+            yield from self._kernel(self.root)
+            return
+        yield from self._stores()
+        for node in self._host_nodes():
+            yield from self._node(node)

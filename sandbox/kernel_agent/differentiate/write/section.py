@@ -353,8 +353,12 @@ class FunctionText:
         lines = [*setup, f"{emitted.name}[{grid}]({', '.join(values)})", *_summed(step.sums)]
         return [part for line in lines for part in break_line(line, WIDTH - 8)]
 
-    def check(self, layout: list[tuple[Node, Node | None]]) -> str:
-        pairs = [f"({self.expr(s)}, {'None' if e is None else self.expr(e)})" for s, e in layout]
+    def check(self, layout: list[tuple[Node, Node | None]], optional: str | None = None) -> str:
+        """Of a gradient's layout: any is right where a call leaves out what is `optional`."""
+        extents = ["None" if e is None else self.expr(e) for _, e in layout]
+        if optional is not None:
+            extents[0] = f"0 if {self.value(optional)} is None else {extents[0]}"
+        pairs = [f"({self.expr(s)}, {e})" for (s, _), e in zip(layout, extents, strict=True)]
         return f"disjoint({', '.join(pairs)})"
 
     def device(self) -> str:
