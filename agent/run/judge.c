@@ -509,10 +509,12 @@ static bool is_empty(const json_t *plan)
     return ka_is_text(plan, "kind", "zero");
 }
 
-/* Compiled, it would be no error. */
+/* Compiled, it would be no error, or the end of the process and of all that comes after it there. */
 static bool is_out_of_bounds(const json_t *entry)
 {
-    return ka_is_text(json_object_get(entry, "error"), "type", "OutOfBounds");
+    static const char name[] = "OutOfBounds: ";
+    const char *message = ka_text_of(json_object_get(entry, "error"), "message", "");
+    return strncmp(message, name, strlen(name)) == 0;
 }
 
 /* Whoever has no rows is told so by an error, and takes no wrong gradient away. */
