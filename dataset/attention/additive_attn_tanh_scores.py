@@ -8,12 +8,15 @@ Backward   dS = P * (dO V^T - delta),  delta_i = <dO_i, O_i>,  dV = P^T dO,
 Forward schedule: what costs here is M N D values of tanh, and S, M N numbers, is small beside them: it is
 made once, by owners of its tiles, and stored. A second kernel, over query tiles, takes softmax and V with an
 online softmax; lse is saved.
-Backward schedule: with S saved, P and dS need no tanh at all: owners of tiles make dS and store it. Then each
-tanh is made once for dq and once for dk, which sum over different axes of t. A program owns a tile of queries
-and a chunk of channels for dq, or of keys and channels for dk, and walks the other side with a small block
-(i, j, d) in registers: channels do not meet in a gradient, so they are split over programs, and each reads
-all of dS. Rebuilding dS in each of them would cost all D values of tanh for every chunk. The owner of dq has
-dS t in registers too; its sums for dw are parts, added by a last kernel.
+Backward schedule: with S saved, P and dS need no tanh at all: owners of tiles make dS and store it, in two
+walks over the keys. Scores that are sums over D are large, and where one key has nearly all of P, its dS is
+a difference of nearly equal numbers, delta among them, which was rounded with O: the first walk sums P *
+(dO V^T - delta), 0 but for that, and the second takes it away. Then each tanh is made once for dq and once
+for dk, which sum over different axes of t. A program owns a tile of queries and a chunk of channels for dq,
+or of keys and channels for dk, and walks the other side with a small block (i, j, d) in registers: channels
+do not meet in a gradient, so they are split over programs, and each reads all of dS. Rebuilding dS in each
+of them would cost all D values of tanh for every chunk. The owner of dq has dS t in registers too; its sums
+for dw are parts, added by a last kernel.
 
 op: additive_attention
 schedule: swap_owner, partials_then_reduce, row_reduce_correct
@@ -141,6 +144,13 @@ def make_args(dims, device="cuda", dtype=torch.float32):
 
 
 @triton.jit
+def load_p_and_v(s_ptr, v_ptr, lse, rows, cols, e, M, N, E):
+    mask = (rows[:, None] < M) & (cols[None, :] < N)
+    s = tl.where(mask, load_tile(s_ptr, rows, cols, M, N) - lse[:, None], -float("inf"))
+    return tl.exp(s), load_tile(v_ptr, cols, e, N, E)
+
+
+@triton.jit
 def ds_kernel(
     s_ptr, lse_ptr, v_ptr, o_ptr, do_ptr, ds_ptr, M, N, E,
     PRECISION: tl.constexpr, BLOCK: tl.constexpr, BLOCK_E: tl.constexpr,
@@ -150,12 +160,16 @@ def ds_kernel(
     do = load_tile(do_ptr + b * M * E, rows, e, M, E)
     delta = tl.sum(do * load_tile(o_ptr + b * M * E, rows, e, M, E), axis=1)
     lse = tl.load(lse_ptr + b * M + rows, mask=rows < M, other=float("inf"))
+    left = tl.zeros([BLOCK], dtype=tl.float32)
     for start in range(0, N, BLOCK):
         cols = start + tl.arange(0, BLOCK)
-        p = tl.exp(load_tile(s_ptr + b * M * N, rows, cols, M, N) - lse[:, None])
-        v = load_tile(v_ptr + b * N * E, cols, e, N, E)
-        ds = p * (tl.dot(do, tl.trans(v), input_precision=PRECISION) - delta[:, None])
-        store_tile(ds_ptr + b * M * N, ds, rows, cols, M, N)
+        p, v = load_p_and_v(s_ptr + b * M * N, v_ptr + b * N * E, lse, rows, cols, e, M, N, E)
+        left += tl.sum(p * (tl.dot(do, tl.trans(v), input_precision=PRECISION) - delta[:, None]), axis=1)
+    for start in range(0, N, BLOCK):
+        cols = start + tl.arange(0, BLOCK)
+        p, v = load_p_and_v(s_ptr + b * M * N, v_ptr + b * N * E, lse, rows, cols, e, M, N, E)
+        ds = tl.dot(do, tl.trans(v), input_precision=PRECISION) - delta[:, None]
+        store_tile(ds_ptr + b * M * N, p * (ds - left[:, None]), rows, cols, M, N)
 
 
 @triton.jit

@@ -93,8 +93,8 @@ def cosine_forward(q, k, v, tau, eps):
     B, H, N, D = q.shape
     if not q.shape == k.shape == v.shape or tau.shape != (H,):
         raise ValueError("q, k and v must have one shape, and tau a number a head")
-    if D > 128:
-        raise ValueError(f"head dimension {D} does not fit one tile")
+    if D == 1 or D > 128:
+        raise ValueError(f"head dimension {D} does not fit one tile, or has no directions but two")
     tiles = tiling(q)
     hats, norms = [], []
     for x in (q, k):

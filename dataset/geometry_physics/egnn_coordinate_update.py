@@ -105,7 +105,7 @@ def update_backward_kernel(
     i = tl.program_id(1).to(tl.int64) * BLOCK_I + tl.arange(0, BLOCK_I)
     xi, yi, zi = load_nodes(x_ptr + batch * 3, i, N)
     gxi, gyi, gzi = load_nodes(dy_ptr + batch * 3, i, N)
-    row_sum = tl.zeros([BLOCK_I], dtype=tl.float32)
+    own = tl.zeros([BLOCK_I, BLOCK_J], dtype=tl.float32)  # of node i's row, summed over j behind the loop
     bx = tl.zeros([BLOCK_I], dtype=tl.float32)
     by = tl.zeros([BLOCK_I], dtype=tl.float32)
     bz = tl.zeros([BLOCK_I], dtype=tl.float32)
@@ -113,7 +113,7 @@ def update_backward_kernel(
         j = start + tl.arange(0, BLOCK_J)
         xj, yj, zj = load_nodes(x_ptr + batch * 3, j, N)
         gxj, gyj, gzj = load_nodes(dy_ptr + batch * 3, j, N)
-        row_sum += tl.sum(load_pairs(phi_ptr + batch * N, i, j, N), axis=1)
+        own += load_pairs(phi_ptr + batch * N, i, j, N)
         column = load_pairs(phi_ptr + batch * N, j, i, N)  # (j, i), as it lies in memory
         bx += tl.sum(column * gxj[:, None], axis=0)
         by += tl.sum(column * gyj[:, None], axis=0)
@@ -123,6 +123,7 @@ def update_backward_kernel(
         dphi += gzi[:, None] * (zi[:, None] - zj[None, :])
         mask = (i[:, None] < N) & (j[None, :] < N)
         tl.store(dphi_ptr + batch * N + i[:, None] * N + j[None, :], c * dphi, mask=mask)
+    row_sum = tl.sum(own, axis=1)
     dx, dy, dz = (
         gxi + c * (row_sum * gxi - bx),
         gyi + c * (row_sum * gyi - by),

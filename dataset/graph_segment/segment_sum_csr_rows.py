@@ -42,7 +42,7 @@ def segment_sum_kernel(x_ptr, first_ptr, y_ptr, D, ROWS: tl.constexpr, COLS: tl.
 @autodiff(inputs_require_grad=(0,))
 def segment_sum(x, first):
     """x: (rows, D); first: int64 (segments + 1), from 0 to rows, not decreasing; gives (segments, D)."""
-    D, segments = x.shape[1], first.numel() - 1
+    (_, D), segments = x.shape, first.numel() - 1
     y = torch.empty((segments, D), device=x.device, dtype=x.dtype)
     grid = (segments, triton.cdiv(D, 64))
     segment_sum_kernel[grid](x.contiguous(), first.contiguous(), y, D, ROWS=16, COLS=64)

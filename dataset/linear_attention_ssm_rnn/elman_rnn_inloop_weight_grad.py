@@ -115,7 +115,8 @@ def elman_backward_kernel(
     ut = tl.trans(load_tile(u_ptr, d, d, D, D))
     du = tl.zeros([BLOCK_D, BLOCK_D], dtype=tl.float32)
     dh = tl.zeros([BLOCK_B, BLOCK_D], dtype=tl.float32)
-    h = load_tile(h_ptr + tl.cast(T - 1, tl.int64) * B * D, rows, d, B, D)
+    known = B * (T > 0)  # of no steps there is no last state
+    h = load_tile(h_ptr + tl.cast(T - 1, tl.int64) * B * D, rows, d, known, D)
     for back in range(T):
         t = T - 1 - back
         step = tl.cast(t, tl.int64) * B * D

@@ -441,6 +441,16 @@ def test_repeats_and_linearity__give_gradients_over_the_same_graph(write, tmp_pa
     assert torch.allclose(found["sum/x"], 3 * first + 2 * other)
 
 
+def test_linearity__in_half_precision__asks_for_a_sum_that_is_not_rounded(write, tmp_path):
+    """A gradient in float32 of outputs in bfloat16 would be off by the rounding of the sum."""
+    request = {"file": str(write(SCALE_PAIR)), "dtype": "bfloat16", "cases": [CASE | {"linear": [3.0, 2.0]}]}
+    (result,) = candidate.run(request, tmp_path)["cases"]
+    found = tensors.load(tmp_path / result["file"])
+    first, other, both = (found[f"{part}/x"].double() for part in ("grad", "other", "sum"))
+    assert torch.equal(both, 3 * first + 2 * other)
+    assert len((other / first).unique()) == 4
+
+
 def test_cases_of_one_shape__call_the_plain_stub_once(write, tmp_path, monkeypatch):
     calls = []
     right = candidate.Case.call_stub

@@ -45,6 +45,8 @@ FUNCTIONS = {
     "maximum": "tl.maximum(sum, 0.0)",
     "abs": "tl.abs(sum)",
     "clamp": "tl.clamp(sum, 0.0, 100.0)",
+    "floor": "(sum - tl.floor(sum)) * (1.0 - sum + tl.floor(sum))",
+    "ceil": "(tl.ceil(sum) - sum) * (1.0 - tl.ceil(sum) + sum)",
 }
 
 

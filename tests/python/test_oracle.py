@@ -535,6 +535,15 @@ def test_gradient_that_few_of_its_elements_decide__is_made_at_inputs_close_by_to
     assert oracle.hangs_on_few("x", small)
 
 
+@pytest.mark.parametrize(("off", "few"), [(20, True), (500, False)])
+def test_gradient_that_eager_has_wrong_in_few_elements__is_made_at_inputs_close_by_too(off, few):
+    """All of one size, and of one draw of eager PyTorch's rounding a few are off by what the next is not."""
+    exact = torch.ones(1000, dtype=torch.float64)
+    base = exact.float()
+    base[:off] += 0.1
+    assert oracle.hangs_on_few("x", {"grad/x": exact, "base/x": base}) == few
+
+
 def test_inputs__of_which_rounding_decides_what_overflows__are_refused(write, tmp_path):
     """Eager PyTorch has a gradient of 1 here, in float32; without rounding it is 1e57."""
     rounds = "tl.sum(tl.sin(x / ((z * z + 1e-30) * (z * z + 1e-30))) * 1e-3 + x, axis=0)"

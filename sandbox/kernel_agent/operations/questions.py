@@ -49,14 +49,22 @@ def _repeats(case: Case, graph: Graph, times: int) -> dict[str, torch.Tensor]:
     return made
 
 
+SUMS = (-1.0, 1.0, 2.0, 4.0)  # a*u + b*w in units of u: with a = 3, b = 2 neither w nor the sum is rounded
+
+
 def _linear(case: Case, graph: Graph, factors: list[float]) -> dict[str, torch.Tensor]:
-    """Gradients for another upstream w (`other/`), and for a*u + b*w (`sum/`)."""
+    """Gradients for another upstream w (`other/`), and for a*u + b*w (`sum/`).
+
+    Elements of w are small multiples of those of u, each by chance: a sum that was rounded to bfloat16 would
+    be off by more than gradients in float32 may be.
+    """
     a, b = factors
-    others = case.upstreams(graph.expected, graph.outputs, case.upstream["seed"] + 1)
-    sums = {
-        index: (a * value.double() + b * others[index].double()).to(value.dtype)
-        for index, value in graph.upstreams.items()
-    }
+    drawn = case.upstreams(graph.expected, graph.outputs, case.upstream["seed"] + 1)
+    others, sums = {}, {}
+    for index, value in graph.upstreams.items():
+        by_chance = torch.bucketize(drawn[index].float(), value.new_tensor((-0.67, 0.0, 0.67)).float())
+        times = value.new_tensor(SUMS)[by_chance]
+        sums[index], others[index] = times * value, (times - a) / b * value
     made = case.again("other", replace(graph, upstreams=others))
     return made | case.again("sum", replace(graph, upstreams=sums))
 

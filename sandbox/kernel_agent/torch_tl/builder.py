@@ -181,6 +181,15 @@ class Builder:
         decided = act(a.data, b.data)
         return self.memory.kinks.settle(decided, a.data, b.data) if self.memory.kinks else decided
 
+    def stepped(self, act: Callable[[torch.Tensor], torch.Tensor], x: Handle) -> Handle:
+        return Handle(self.memory.kinks.step(act, x.data) if self.memory.kinks else act(x.data))
+
+    def create_floor(self, x: Handle) -> Handle:
+        return self.stepped(torch.floor, x)
+
+    def create_ceil(self, x: Handle) -> Handle:
+        return self.stepped(torch.ceil, x)
+
     def create_fabs(self, x: Handle) -> Handle:
         if self.memory.kinks is None:
             return Handle(torch.abs(x.data))
@@ -598,7 +607,7 @@ PLAIN: dict[str, Callable[..., torch.Tensor]] = {
     "srem": lambda x, y: torch.fmod(x, divisible(y)),
     "cat": lambda x, y: torch.cat(torch.broadcast_tensors(x, y), 1),
     "join": lambda x, y: torch.stack(torch.broadcast_tensors(x, y), -1),
-    **{name: getattr(torch, name) for name in words("exp exp2 log log2 rsqrt sin cos erf floor ceil")},
+    **{name: getattr(torch, name) for name in words("exp exp2 log log2 rsqrt sin cos erf")},
 }
 FLOAT = {
     "fcmpOLE fcmpULE": torch.le,

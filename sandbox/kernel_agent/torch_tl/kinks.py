@@ -4,12 +4,15 @@ A kink (`x > 0`, `tl.maximum`, `tl.abs`) has two gradients, one on each side. Wh
 close as the rounding of what computed them, a kernel may find itself on either side, and neither gradient is
 wrong. The exact evaluation keeps how far apart the operands of each comparison were; an evaluation at inputs
 that were moved by one unit in their last place shows how far rounding moves them, and crosses over where that
-is enough. What the gradients then differ by is what no kernel can resolve.
+is enough. What the gradients then differ by is what no kernel can resolve. `tl.floor` and `tl.ceil` compare
+with the next whole number: a place between two pixels has the gradient of either pair.
 
 Maxima of a whole axis (`tl.max`) are left as they are.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 
@@ -21,9 +24,8 @@ class Kinks:
     """What the exact evaluation compared, in its order."""
 
     def __init__(self) -> None:
-        self.kept: list[
-            tuple[torch.Tensor, torch.Tensor]
-        ] = []  # the outcome; how far apart the operands were
+        # the outcome; how far apart the operands were, or what a step was taken of
+        self.kept: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.elements = 0
         self.launch = 0  # how many were kept before it
 
@@ -40,10 +42,17 @@ class Kinks:
 
     def settle(self, decided: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         """The outcome of a comparison of floats that is `decided` by its operands."""
-        self.elements += decided.numel()
-        if self.elements <= MOST_ELEMENTS.get(decided.device.type, 0):
-            self.kept.append((decided, (a - b).detach()))
-        return decided
+        return self.keep(decided, a - b)
+
+    def step(self, act: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+        """The outcome of `act`, which is another one beyond a whole number."""
+        return self.keep(act(x), x)
+
+    def keep(self, outcome: torch.Tensor, of: torch.Tensor) -> torch.Tensor:
+        self.elements += outcome.numel()
+        if self.elements <= MOST_ELEMENTS.get(outcome.device.type, 0):
+            self.kept.append((outcome.detach(), of.detach()))
+        return outcome
 
 
 class Crossed(Kinks):
@@ -57,12 +66,28 @@ class Crossed(Kinks):
         self.reach = REACH * torch.finfo(torch.float32).eps / unit
 
     def settle(self, decided: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        before, apart = next(self.ahead, (None, None))
+        before, apart = self.counterpart(decided)
         if before is None or apart is None:
             return decided
-        if before.shape != decided.shape:
-            self.ahead = iter(())  # another way through the kernel: what follows has no counterpart
-            return decided
-        moved = ((a - b).detach() - apart).nan_to_num(0.0, 0.0, 0.0)
-        close = (apart != 0) & (apart.abs() < self.reach * moved.square().mean().sqrt())
+        close = self.are_close(apart, (a - b).detach() - apart)
         return torch.where(close, ~before, decided)
+
+    def step(self, act: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+        outcome = act(x)
+        before, exact = self.counterpart(outcome)
+        if before is None or exact is None:
+            return outcome
+        apart = exact - exact.round()
+        return torch.where(self.are_close(apart, x.detach() - exact), act(exact - 2 * apart), before)
+
+    def counterpart(self, outcome: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """What the exact evaluation kept in this place."""
+        before, of = next(self.ahead, (None, None))
+        if before is not None and before.shape != outcome.shape:
+            self.ahead = iter(())  # another way through the kernel: what follows has no counterpart
+            return None, None
+        return before, of
+
+    def are_close(self, apart: torch.Tensor, moved: torch.Tensor) -> torch.Tensor:
+        rounding = moved.nan_to_num(0.0, 0.0, 0.0).square().mean().sqrt()
+        return (apart != 0) & (apart.abs() < self.reach * rounding)
