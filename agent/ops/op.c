@@ -271,8 +271,8 @@ static const char *device_of(const struct ka_op_req *req)
     return "cpu";
 }
 
-/* What whoever asks has set already stays. The tensors of a case lie in a child's scratch, and the next case's
- * may be written while they are read. */
+/* What whoever asks has set already stays. The tensors of a case lie in a child's scratch, and the next
+ * case's may be written while they are read. */
 static void set_budget(const struct ka_app *app, json_t *request)
 {
     size_t half = ((size_t)app->gpu_child.scratch_mb << 20) / 2;

@@ -294,8 +294,8 @@ static void on_inspected(void *arg, const struct ka_op_result *result)
 
 static void on_card_due(void *arg);
 
-/* Two on one GPU would time each other, and what is checked there meanwhile too: -EAGAIN while there are such,
- * and it looks again. */
+/* Two on one GPU would time each other, and what is checked there meanwhile too: -EAGAIN while there are
+ * such, and it looks again. */
 static int take_card(struct ka_bench *bench, struct ka_err *err)
 {
     struct ka_cards *cards = bench->app->cards;

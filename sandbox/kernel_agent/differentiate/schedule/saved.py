@@ -4,8 +4,8 @@ more.
 The maximum and the sum of a softmax, mean and deviation of a long row: few numbers a program, which the
 forward has in variables where its kernel ends. The copy is the user's text with one store more for each.
 
-Where a program of the backward walks rows, a number that took a sum over a row (`reduced`) is as dear: the sums
-of one row wait for each other, and the next row for them.
+Where a program of the backward walks rows, a number that took a sum over a row (`reduced`) is as dear: the
+sums of one row wait for each other, and the next row for them.
 
 A copy with an autotuner chooses blocks of its own, and the backward has those of one configuration. So what
 is saved lies by rows, not by programs, and is something of a row whatever the blocks (`prove/blocks.py`); and
