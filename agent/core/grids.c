@@ -1,6 +1,8 @@
 /* What probes of a forward's grid say of shapes that have not run. Must not know how a shape is run. */
 #include "grids.h"
 
+#include <math.h>
+
 #include "base/each.h"
 #include "plan.h"
 #include "shapes.h"
@@ -97,6 +99,24 @@ static size_t read_growths(const json_t *probes, struct growth *grown, const jso
     return count;
 }
 
+/* The long shape (new reference), with a smaller size where that has too many programs; NULL where there is no
+ * such that is longer than the probe. `*programs`: of what is returned. */
+static json_t *affordable(const struct growth *growth, const json_t *longer, double limit, double *programs)
+{
+    double size = size_in(longer, growth->name);
+    *programs = programs_at(growth, size);
+    if (*programs <= limit)
+        return json_incref((json_t *)longer);
+    double room = growth->from + (limit - growth->programs) / growth->each;
+    double less = size - 16 * ceil((size - room) / 16); /* as far from a multiple of 16 */
+    if (limit < KA_GRIDS_MOST || less <= 2 * growth->from)
+        return NULL;
+    *programs = programs_at(growth, less);
+    json_t *dims = json_deep_copy(longer);
+    json_object_set_new(dims, growth->name, json_integer((json_int_t)less));
+    return dims;
+}
+
 json_t *ka_grids_worth(const json_t *probes, const json_t *shapes, uint64_t budget, uint64_t seed)
 {
     json_t *list = json_array();
@@ -105,10 +125,11 @@ json_t *ka_grids_worth(const json_t *probes, const json_t *shapes, uint64_t budg
     size_t count = read_growths(probes, grown, longer);
     double most = 0, more = 1 + 2 * (double)(ka_random_next(&seed) % (KA_GRIDS_ODD / 2));
     for (size_t i = 0; i < count; i++) {
-        double there = longer[i] ? programs_at(&grown[i], size_in(longer[i], grown[i].name)) : 0;
-        if (!longer[i] || there > (most > KA_GRIDS_SECOND ? KA_GRIDS_SECOND : KA_GRIDS_MOST))
+        double there = 0, limit = most > KA_GRIDS_SECOND ? KA_GRIDS_SECOND : KA_GRIDS_MOST;
+        json_t *dims = longer[i] ? affordable(&grown[i], longer[i], limit, &there) : NULL;
+        if (!dims)
             continue;
-        append(list, json_incref((json_t *)longer[i]), "long");
+        append(list, dims, "long");
         most = there > most ? there : most;
     }
     if (most <= KA_GRIDS_MANY)

@@ -15,7 +15,8 @@
 /* `probes`: of ka_shapes_long(), with the "programs" that the forward launched on each where it ran; entries
  * with a "kind" among them are ignored. Three kinds of shapes are worth a look:
  *
- * - long: each "long" one, unless the grid grows with it so far that it would take minutes;
+ * - long: each "long" one; where the grid grows with it so far that it would take minutes, one that is
+ *   shorter, of KA_GRIDS_MOST programs or a few less;
  * - many_programs: as many as say KA_GRIDS_MANY, by the size that does it with the fewest elements, unless a
  *   long one has them;
  * - beyond_programs: a size with which the grid does not grow, and of which no shape of `shapes` ([{"dims"}])

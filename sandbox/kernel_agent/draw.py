@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -122,8 +122,19 @@ def make_inputs(
             arguments.arguments.setdefault(parameter.name, bound[parameter.name])
         arguments.arguments[scalar["name"]] = other
         if isinstance(value, int) and value < 0:
+            index = commonest_index(tables, value) if scalar["way"] == 0 else None
+            if index is not None:
+                arguments.arguments[scalar["name"]] = other = index
             follow(arguments.arguments, value, other)
     return arguments.args, arguments.kwargs
+
+
+def commonest_index(tables: Iterable[torch.Tensor], value: int) -> int | None:
+    """An index of the tables in which a number stands for no index: to leave out what is negative is not to
+    leave out what equals it. None where it stands in none."""
+    found = [table for table in tables if table.dtype != torch.bool and bool((table == value).any())]
+    indices = torch.cat([table[table >= 0].reshape(-1) for table in found]) if found else torch.empty(0)
+    return int(indices.mode().values) if indices.numel() else None
 
 
 def follow(arguments: dict[str, Any], value: int, other: int) -> None:

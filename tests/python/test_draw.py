@@ -313,6 +313,13 @@ def test_follow__number_that_stands_for_no_index__is_another_in_tables_too():
     assert arguments["mask"].tolist() == [True, False]
 
 
+def test_number_that_stands_for_no_index__is_one_that_occurs_first_of_all():
+    tables = [torch.tensor([[3, -100], [0, 3]]), torch.tensor([7, 7, 7])]
+    assert draw.commonest_index(tables, -100) == 3
+    assert draw.commonest_index(tables, -1) is None
+    assert draw.commonest_index([torch.tensor([-100])], -100) is None
+
+
 def test_nearby__tensor__is_said_to_be_one():
     with pytest.raises(Unusable, match="w is a tensor"):
         draw.nearby("w", torch.zeros(2), 0)
