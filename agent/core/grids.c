@@ -99,8 +99,8 @@ static size_t read_growths(const json_t *probes, struct growth *grown, const jso
     return count;
 }
 
-/* The long shape (new reference), with a smaller size where that has too many programs; NULL where there is no
- * such that is longer than the probe. `*programs`: of what is returned. */
+/* The long shape (new reference), with a smaller size where that has too many programs; NULL where there is
+ * no such that is longer than the probe. `*programs`: of what is returned. */
 static json_t *affordable(const struct growth *growth, const json_t *longer, double limit, double *programs)
 {
     double size = size_in(longer, growth->name);
