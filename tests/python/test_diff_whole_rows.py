@@ -72,7 +72,7 @@ def test_row__is_read_once_by_a_few_programs_that_keep_the_sums(tmp_path: Path) 
     ours, saving = backward.split("@triton.jit")[1:3]
     code = [line.split("#")[0] for line in ours.splitlines()]
     assert sum("tl.load(x_ptr" in line for line in code) == 1 and "range(0, N" not in ours
-    assert "_saving(" in saving and "saved_rstd" in ours, "the forward has what took a sum over the row"
+    assert "_saving(" in saving and "saved_scale" in ours, "the forward has what took a sum over the row"
     assert backward.count("@triton.jit") == 3, "beside them the sum of private rows"
     assert_right(file, result, SIZES)
 
