@@ -114,7 +114,7 @@ unit: $(UNIT) $(PROGRAMS)   ## C unit tests
 pytest: $(PROGRAMS) store   ## Python tests, and end-to-end tests of the program
 	$(PYTHON) -m compileall -q sandbox/kernel_agent
 	KA_BUILD=$(abspath $(BUILD)) $(PYTHON) -m pytest -q -n $$(($(CPUS) + 1)) --dist worksteal \
-	    tests/python tests/e2e
+	    -p tests.told_at_once tests/python tests/e2e
 
 jail: $(PROGRAMS)   ## every way out of the jail, tried (CHECKS=1000 checks in a row at the end)
 	$(PYTHON) tests/jail/run.py --jail $(BUILD)/ka-jail --checks $(or $(CHECKS),1000)

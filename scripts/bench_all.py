@@ -111,7 +111,7 @@ class Run:
         folder = self.args.work / re.sub(r"\W+", "_", Path(name).stem)
         folder.mkdir(parents=True, exist_ok=True)
         forward = folder / path.name
-        forward.write_text(forward_of(str(path.relative_to(ROOT))))
+        forward.write_text(forward_of(str(path)))
         if asked and path.with_name("ops").is_dir():
             shutil.copytree(path.with_name("ops"), folder / "ops", dirs_exist_ok=True)
         entry: Entry = {"file": name, "sha256": digest([path]), "program": self.program, **asked}

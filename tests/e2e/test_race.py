@@ -15,7 +15,7 @@ from conftest import Agent, Endpoint
 from files import BACKWARD, FORWARD, fenced
 
 ONCE = "            scale_dx_kernel[(M,)](dy, w, dx, N, BLOCK=triton.next_power_of_2(N))\n"
-NOTHING = "            scale_dx_kernel[(1,)](dy, w, torch.empty_like(dx), 1, BLOCK=16)\n"
+NOTHING = "            scale_dx_kernel[(1,)](dy, w, torch.empty_like(dx), min(dx.numel(), 1), BLOCK=16)\n"
 OPTIONS = ("--device", "cuda", "--python", sys.executable, "--draft", "llm", "--no-retrieval", "--no-lessons")
 
 

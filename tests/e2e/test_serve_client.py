@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Agent
-from files import FORWARD, SMALL
+from files import SMALL
 from service import ASKS, Service, answer, asked
 from service import serve as serve  # a fixture
 
@@ -18,13 +18,12 @@ TOKEN = "0123456789abcdef-token"
 @pytest.fixture
 def forward(agent: Agent) -> Path:
     path = agent.folder / "scale.py"
-    path.write_text(FORWARD)
+    path.write_text(SMALL)
     return path
 
 
 def test_submitted_file_is_verified(agent: Agent, serve: Callable[..., Service], forward: Path) -> None:
     serve()
-    forward.write_text(SMALL)
     done = agent(
         "submit",
         forward,

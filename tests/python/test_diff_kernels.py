@@ -117,7 +117,7 @@ def test_output__imports_nothing_and_is_stable() -> None:
 def test_output__sections_come_in_order() -> None:
     text = draft(ROOT / "examples/softmax.py", {"M": 3, "N": 40})["backward"]
     titles = re.findall(r"^    # (indices|recompute|upstream|reverse|write gradients)$", text, re.MULTILINE)
-    assert titles == ["indices", "recompute", "upstream", "reverse", "write gradients"]
+    assert titles == ["indices", "upstream", "recompute", "reverse", "write gradients"]
 
 
 def test_grouped_queries__own_keys_and_values() -> None:
