@@ -437,6 +437,8 @@ class Case:
         if not finite or not any(bool(grad.isnan().any()) for grad in gradients.values()):
             return exact, kinks, gradients
         exact.release()
+        if "masked" in self.varied.values.values():  # 0 times an infinite input, as require_fair() has it
+            raise self.refuse("a gradient is NaN")
         self.masked, kinks = True, Kinks()
         exact = self.replay(recording, EXACT, kinks=kinks)
         return exact, kinks, self.gradients(exact, recording)
