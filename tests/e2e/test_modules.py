@@ -134,6 +134,81 @@ def test_relative_imports_of_a_package_are_followed(agent: Agent, tmp_path: Path
     assert agent("differentiate", file).code == 0
 
 
+GATES = """import triton
+from triton import language as lang
+from triton.language.extra.libdevice import tanh as bounded
+
+LIMIT = lang.constexpr(4.0)
+
+
+@triton.jit
+def squash(x):
+    return lang.where(x > LIMIT, LIMIT, x) * 1.5
+
+
+@triton.heuristics({"BLOCK": lambda given: triton.next_power_of_2(given["n_cols"])})
+@triton.jit
+def gate_kernel(x_ptr, g_ptr, y_ptr, n_cols, BLOCK: lang.constexpr):
+    row = lang.program_id(0)
+    cols = lang.arange(0, BLOCK)
+    mask = cols < n_cols
+    x = lang.load(x_ptr + row * n_cols + cols, mask=mask, other=0.0)
+    g = lang.load(g_ptr + cols, mask=mask, other=0.0)
+    y = x * lang.sigmoid(squash(x) * g) + bounded(g)
+    lang.store(y_ptr + row * n_cols + cols, y - lang.sum(y, axis=0) / n_cols, mask=mask)
+"""
+GATED = """import torch
+from gates import gate_kernel
+from kernel_agent import autodiff
+
+
+@autodiff(inputs_require_grad=(0, 1))
+def gate(x, g):
+    x = x.contiguous()
+    y = torch.empty_like(x)
+    gate_kernel[(x.shape[0],)](x, g, y, x.shape[1])
+    return y
+
+
+SWEEP = [{"M": 4, "N": 20}]
+
+
+def make_args(dims, device="cuda", dtype=torch.float32):
+    given = dict(device=device, dtype=dtype)
+    return torch.randn(dims["M"], dims["N"], **given), torch.randn(dims["N"], **given)
+"""
+
+
+def test_kernel_of_a_module_is_differentiated_in_a_file_without_triton(agent: Agent, tmp_path: Path) -> None:
+    (tmp_path / "gates.py").write_text(GATES)
+    file = tmp_path / "gate.py"
+    file.write_text(GATED)
+    result = agent("--file-path", file, "--backend", "none", "--no-optimise", "--json")
+    assert (result.code, result.result["verdict"]) == (0, "verified"), result.err
+    pair = Path(result.result["pair"]).read_text()
+    assert "import triton\nimport triton.language as tl\n" in pair
+    assert "# - lines are those of gates.py" in pair
+
+
+def test_what_a_kernel_of_a_module_is_refused_for_names_both_files(agent: Agent, tmp_path: Path) -> None:
+    file = tmp_path / "gate.py"
+    file.write_text(GATED)
+    sorts = GATES.replace("squash(x) * g", "lang.sort(x) * g")
+    (tmp_path / "gates.py").write_text(sorts)
+    result = agent("differentiate", file)
+    line = 1 + sorts[: sorts.index("lang.sort")].count("\n")
+    assert result.code == 3
+    assert f"gate.py:10:0: gates.py:{line}: sorting networks have no adjoint here" in result.err
+    rule = GATES.replace("lambda given: triton.next_power_of_2", "lambda given: width").replace(
+        "LIMIT =", "width = triton.next_power_of_2\nLIMIT ="
+    )
+    (tmp_path / "gates.py").write_text(rule)
+    result = agent("differentiate", file)
+    assert result.code == 3
+    assert "the heuristic for `BLOCK` of gate_kernel uses `width` of another module" in result.err
+    assert "define the kernel in this file" in result.err
+
+
 UTILS = """\
 import contextlib
 import functools

@@ -191,7 +191,7 @@ FILES: dict[str, tuple[str, str, str]] = {
     "no_launch": (stub_with("    out = x * 2"), "stub", "launches no kernel"),
     "two_on_a_line": (KERNEL_OF_X + stub_with("    kernel[(3,)](x, y, out, 40, BLOCK=16); kernel[(3,)](x, y, out, 40, BLOCK=16)  # here"), "launch", "cannot be found"),
     "indirect": (KERNEL_OF_X + stub_with("    [kernel][0][(3,)](x, y, out, 40, BLOCK=16)  # here"), "launch", "named directly"),
-    "nested_kernel": ("if True:\n" + KERNEL_OF_X.strip().replace("\n", "\n    ").replace("@triton", "    @triton") + "\n" + STUB, "launch", "not in this file"),
+    "nested_kernel": ("if True:\n" + KERNEL_OF_X.strip().replace("\n", "\n    ").replace("@triton", "    @triton") + "\n" + STUB, "launch", "not defined at the top level"),
     "odd_argument": (
         KERNEL_OF_X + stub_with("    kernel[(3,)](\n        x, y, out,\n        {40},  # here\n        BLOCK=16)"), "launch argument", "is a set"
     ),
@@ -268,6 +268,8 @@ WITHOUT_CASE = {
     "the state of a while loop cannot be taped",  # refused by the reverse sweep before
     "`{inplace}` is overwritten, but not by one program an element",  # refused as an overwritten store before
     "{launch.name} is launched from another file",
+    "the source of {launch.name}, {path}, cannot be read",  # a kernel that is made of text
+    "the heuristic for `{name}` of {source.name} uses `{one}` of another module",  # e2e/test_modules.py
     "`{name}` reads `{wanted}`, which the launch does not pass",
 }
 

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import ast
+import math
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial, reduce
+from pathlib import Path
 from typing import Any
+
+import torch
+import triton
+import triton.language
 
 from .. import draw
 from ..forward import Forward
@@ -18,6 +25,7 @@ from .ir.spelling import gradient_name
 from .ir.values import is_static, signature
 from .prove import overwrite
 from .read import trace
+from .read.home import Home
 from .reverse import checkpoints, forward_values, running_maxima, wrapped_indices
 from .reverse.sweep import Reverse, writes
 from .schedule import (
@@ -114,7 +122,7 @@ def differentiate(
     first does not. Raises Refusal; errors.Unusable for the user's."""
     tuning.bind(fwd, config or {})
 
-    def attempt(schedule: str | None, folds: frozenset[int] = frozenset()) -> Draft:
+    def attempt(schedule: str | None, folds: trace.Folds = frozenset()) -> Draft:
         first, *more = (partial(draw.make_inputs, fwd, d, seed, dtype=dtype) for d in [dims, *others])
         traced = trace.trace(fwd, first(), (make() for make in more), folds)
         trace.other_launches(fwd, more, traced[0])
@@ -127,7 +135,8 @@ def differentiate(
         except Refusal as refusal:
             found = _left_out(traced[0], refusal) - folds
             if not found:
-                raise
+                at = next((s.call.lineno for s in traced[0] if s.home.path == refusal.file), fwd.stub_line)
+                raise refusal.seen_from(fwd.path, at) from None
         return attempt(schedule, folds | found)
 
     try:
@@ -172,7 +181,7 @@ def _attempt(
     _name_classes(sites)
     kernels: dict[str, str] = {}
     try:
-        functions = [_launch(fwd, site, kernels, draft) for site in sites]
+        functions = [_of_home(fwd, site, kernels, draft) for site in sites]
     except Refusal as refusal:
         raise refusal.at(None, fwd.path) from None
     if all(site.tables for site in sites):
@@ -208,11 +217,12 @@ def _attempt(
     ]
     helpers += [OWN] * bool(fwd.grads)
     helpers += [UNTRACED] * bool(untraced)
-    for at in sorted({at for site in sites for _, at in site.kernel.graph.folded.values()}):
+    left_out = {(at, site.home) for site in sites for _, at in site.kernel.graph.folded.values()}
+    for at, home in sorted(left_out, key=lambda one: one[0]):
         reason = (
             "what no traced launch takes here has no adjoint and is left out: a call that takes it raises"
         )
-        draft.report.append(LineReport(at, "branch", "untaken", reason))
+        draft.report.append(_of_file(home, LineReport(at, "branch", "untaken", reason)))
     for launch in untraced:
         reason = f"no size that was traced launches {launch.kernel_name} here: this raises where one does"
         draft.report.append(LineReport(launch.call.lineno, "launch", "untraced", reason))
@@ -221,15 +231,26 @@ def _attempt(
     above = [*configs, *scan_helpers("".join(kernels.values())), *("\n" + k for k in kernels.values())]
     parts = [*above, *helpers, *functions, *copies]
     draft.text = "".join("\n" + part for part in parts).lstrip("\n")
+    draft.text = "".join(_imports(fwd, draft.text)) + draft.text
     _shadow_nothing(fwd, draft.text)
     return draft
 
 
-def _left_out(sites: list[trace.Site], refusal: Refusal) -> frozenset[int]:
+def _left_out(sites: list[trace.Site], refusal: Refusal) -> trace.Folds:
     """The condition that could leave out what is refused, as no traced launch takes it."""
-    untaken = [site.kernel.graph.untaken for site in sites]
+    untaken = [s.kernel.graph.untaken for s in sites if s.home.path == refusal.file]
     lines = [at for one in untaken for at, block in one.items() if (refusal.line or 0) in block]
-    return frozenset([max(lines)]) if lines else frozenset()
+    return frozenset([(refusal.file or "", max(lines))]) if lines else frozenset()
+
+
+def _imports(fwd: Forward, text: str) -> list[str]:
+    """What the section imports itself, as the file has it under no name, or another."""
+    lines = []
+    for name, module in (("math", math), ("torch", torch), ("triton", triton), ("tl", triton.language)):
+        if re.search(rf"(?<![\w.]){name}\.", text) and vars(fwd.module).get(name) is not module:
+            whole = module.__name__
+            lines.append(f"import {whole}" + f" as {name}" * (name != whole) + "\n")
+    return [*lines, "\n\n"] if lines else []
 
 
 def _shadow_nothing(fwd: Forward, text: str) -> None:
@@ -268,6 +289,21 @@ def _name_classes(sites: list[trace.Site]) -> None:
         site.class_name = base if used[base] == 1 else f"{base}{used[base]}"
 
 
+def _of_home(fwd: Forward, site: trace.Site, kernels: dict[str, str], draft: Draft) -> str:
+    """The same as _launch(); what it refuses in a kernel stands in that kernel's file."""
+    try:
+        return _launch(fwd, site, kernels, draft)
+    except Refusal as refusal:
+        raise refusal.at(None, fwd.path if refusal.line is None else site.home.path) from None
+
+
+def _of_file(home: Home, report: LineReport) -> LineReport:
+    """A report on a line of an imported kernel names its file."""
+    if not home.imported or report.line is None:
+        return report
+    return replace(report, line=None, reason=f"{Path(home.path).name}:{report.line}: {report.reason}")
+
+
 def _launch(fwd: Forward, site: trace.Site, kernels: dict[str, str], draft: Draft) -> str:
     """The Function of one launch; the kernels it needs are added to `kernels`."""
     schedule = "atomic" if site.tables else draft.schedule
@@ -292,13 +328,13 @@ def _launch(fwd: Forward, site: trace.Site, kernels: dict[str, str], draft: Draf
     if text.saving:
         text.launched = f"{site.kernel_name}_saving{name.removeprefix(site.kernel_name + '_bwd')}"
         kernels[text.launched] = saving_copy.copy_text(
-            site, fwd.source.splitlines(), list(text.saving.values()), text.launched
+            site, site.home.lines, list(text.saving.values()), text.launched
         )
     for plan in best.leaves() if isinstance(best, Sides) and rows is None else ():
         kept = f"{plan.owner.name}: atomics kept {plan.totals.kept} of {plan.totals.atomics}"
         draft.report.append(LineReport(site.call.lineno, "flag", "each side apart", kept))
     whole = _taken(best)
-    draft.report += whole.reverse.report
+    draft.report += [_of_file(site.home, one) for one in whole.reverse.report]
     draft.tape_bytes += whole.totals.tape
     draft.tape_naive_bytes += whole.totals.naive
     draft.atomics += whole.totals.kept
@@ -348,7 +384,7 @@ def _part(fwd: Forward, plan: Scheduled, text: FunctionText, kernels: dict[str, 
     owner.refused.update({w.base: behind for w in found if w.base.op == "entry"})
     advise(reverse, found, owner.refused, draft.schedule == "atomic")
     accumulated = {w.base.attrs["name"] for w in found if w.kind != "store"}
-    lines = fwd.source.splitlines()
+    lines = site.home.lines
     layouts = [(l, _absent(w)) for w in found for l in w.layouts]
     layouts += [(l, k.bases[0] if k.optional else None) for k in owner.kernels for l in k.layouts]
     asked = [one for w in found for one in w.asked] + [one for k in owner.kernels for one in k.asked]
@@ -358,6 +394,7 @@ def _part(fwd: Forward, plan: Scheduled, text: FunctionText, kernels: dict[str, 
     text.saving |= {kept.buffer: kept for kept in plan.saved}
     text.saved |= dict.fromkeys(text.saving)
     notes = header(reverse, plan.totals, part.checks) + ([] if plan.rows is None else [plan.rows.note])
+    notes += [f"lines are those of {Path(site.home.path).name}"] if site.home.imported else []
 
     def emit(name: str, effects: list, notes: list[str]) -> Emitted:
         emitted = Emitter(site.kernel, name, lines).emit(effects, notes)

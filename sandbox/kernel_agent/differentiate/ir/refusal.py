@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 ANY = "Write it with functions that have an adjoint, or register one with kernel_agent.differentiate.rule()."
 REMEDIES = {  # of constructs that have one remedy wherever they are met
@@ -64,4 +65,11 @@ class Refusal(Exception):
         if self.line is None and node is not None:
             self.line, self.column = getattr(node, "lineno", None), getattr(node, "col_offset", None)
         self.file = self.file or file
+        return self
+
+    def seen_from(self, file: str, line: int) -> Refusal:
+        """What stands in a module that `file` imports is told at a line of `file`."""
+        if self.file not in (None, file):
+            self.message = f"{Path(self.file or '').name}:{self.line or '?'}: {self.message}"
+            self.file, self.line, self.column = file, line, 0
         return self

@@ -18,6 +18,11 @@ from .settled import settled
 Access = tuple[Node, Node, Node | None, Region]  # what is read: base, offset and mask, and where
 
 
+def language_name(module: ModuleType | SimpleNamespace) -> str:
+    """What a file calls triton.language; "tl" where it has no name for it."""
+    return next((n for n, v in vars(module).items() if getattr(v, "__name__", "") == "triton.language"), "tl")
+
+
 class Values:
     """What a kernel is interpreted with: its graph, what names stand for, what it has read and written."""
 
@@ -49,9 +54,7 @@ class Values:
         self.either: set[str] = set()  # numbers that may be tensors in other calls
         self.entries: dict[str, list[Node]] = {}  # pointers by the table that they come from
         self.depth = 0
-        self.tl = next(
-            (n for n, v in vars(module).items() if getattr(v, "__name__", "") == "triton.language"), "tl"
-        )
+        self.tl = language_name(module)
 
     def leaves(self, value: Any) -> list[Node]:
         if isinstance(value, Ptr):

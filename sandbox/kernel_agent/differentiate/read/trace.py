@@ -12,6 +12,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,7 +28,9 @@ from ..ir.spelling import gradient_name
 from ..ir.values import Arg, Kernel
 from ..prove import cover
 from ..prove.overwrite import number_of
+from .home import Home, home_of
 from .host_values import Host
+from .kernel_values import language_name
 from .normalise import Builder
 
 
@@ -45,6 +48,7 @@ class Site:
     args: dict[str, Arg]
     kernel: Kernel
     source: ast.FunctionDef  # of the kernel
+    home: Home
     written: list[str] = field(default_factory=list)  # pointer parameters that the kernel writes
     outputs: list[str] = field(default_factory=list)  # those that carry gradients
     class_name: str = ""
@@ -122,19 +126,20 @@ OURS |= words(
 )
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
+Folds = frozenset[tuple[str, int]]  # conditions, by file and line
 
 
 def trace(
     fwd: Forward,
     first: Call,
     others: Iterable[Call] = (),
-    folds: frozenset[int] = frozenset(),
+    folds: Folds = frozenset(),
     blocks: Sequence[Blocks] = (),
 ) -> tuple[list[Site], list[Untraced]]:
     """Run the stub once with inputs that want gradients and see its launches; no kernel is executed. While
     the file has a launch that was not made, or an output that may hold something in another call, the stub is
     called with others: a size may choose its kernel.
-    `folds`: lines of conditions in kernels of which only the branch that is taken is read.
+    `folds`: conditions in kernels of which only the branch that is taken is read.
     `blocks`: of launches that are read with other blocks than they pass."""
     calls = [
         (function, node)
@@ -207,7 +212,7 @@ def _trace(
     given: Call,
     calls: list,
     sites: dict[tuple[int, int], Site],
-    folds: frozenset[int],
+    folds: Folds,
     blocks: Sequence[Blocks],
 ) -> None:
     """Add the launches of one call to `sites`; what is known of an earlier call stays."""
@@ -231,7 +236,7 @@ def _trace(
             tensors = {n: v for n, v in launch.args.items() if isinstance(v, torch.Tensor)}
             seen.extend((key, name, value, value._version) for name, value in tensors.items())
         except Refusal as refusal:
-            failure.append(refusal.at(None, fwd.path))
+            failure.append(refusal.at(None, fwd.path).seen_from(fwd.path, launch.site[1]))
             raise
 
     args, kwargs = given
@@ -267,8 +272,8 @@ def _launched(call: ast.Call) -> str | None:
 
 def _written(
     fwd: Forward, launch: Launch, calls: list, functions: dict[str, ast.FunctionDef]
-) -> tuple[ast.FunctionDef, ast.Call, ast.FunctionDef]:
-    """Where the file has a launch: the host function, the call in it, and the kernel."""
+) -> tuple[ast.FunctionDef, ast.Call, ast.FunctionDef, Home]:
+    """Where the file has a launch: the host function, the call in it, and the kernel with its own file."""
     file, line = launch.site
     if file != fwd.path:
         message = f"{launch.name} is launched from another file"
@@ -278,14 +283,17 @@ def _written(
         message = f"the launch of {launch.name} cannot be found in the source"
         raise Refusal("launch", message, "Give every launch a line of its own.", line)
     host, call = here[0]
-    if _launched(call) not in fwd.kernels:
+    kernel = jit_function(getattr(fwd.module, _launched(call) or "", None))
+    if kernel is None or kernel.fn is not launch.fn:
         message = "the kernel of a launch must be named directly"
         raise Refusal("launch", message, "Write kernel[grid](...).").at(call)
-    source = functions.get(launch.name)
+    home = home_of(fwd, launch, functions, call)
+    source = home.functions.get(launch.name)
     if source is None:
-        message = f"the source of {launch.name} is not in this file"
+        where = f" of {Path(home.path).name}" if home.imported else ""
+        message = f"{launch.name} is not defined at the top level{where}"
         raise Refusal("launch", message, "Define the kernel at the top level.").at(call)
-    return host, call, source
+    return host, call, source, home
 
 
 def _site(
@@ -294,9 +302,9 @@ def _site(
     calls: list,
     functions: dict[str, ast.FunctionDef],
     taken: address_tables.Taken,
-    folds: frozenset[int],
+    folds: Folds,
 ) -> Site:
-    host, call, source = _written(fwd, launch, calls, functions)
+    host, call, source, home = _written(fwd, launch, calls, functions)
     params = [a.arg for a in source.args.args]
     _check_names(params, source)
     positional = _positional(params, call, launch)
@@ -308,12 +316,15 @@ def _site(
     )
     reads_active = any(a.active and not a.none or a.behind and a.behind.active for a in args.values())
 
+    here = frozenset(line for path, line in folds if path == home.path)
+
     def read(facts: dict[tuple, bool] | None = None, whole: str | None = None) -> tuple[Builder, Kernel]:
-        builder = Builder(source, fwd.module, functions, args, folds, facts, whole)
+        builder = Builder(source, home.module, home.functions, args, here, facts, whole)
+        builder.tl = language_name(fwd.module) if home.imported else builder.tl
         try:
             return builder, builder.kernel()
         except Refusal as refusal:
-            raise refusal.at(source, fwd.path) from None
+            raise refusal.at(source, home.path) from None
 
     builder, kernel = read()
     if _note_indices(builder, args):
@@ -327,14 +338,15 @@ def _site(
         for name in added:
             args[name].active = True
         builder, kernel = read()
-    site = Site(call, host, _launched(call) or "", params, given, positional, launch, args, kernel, source)
+    name = _launched(call) or ""
+    site = Site(call, host, name, params, given, positional, launch, args, kernel, source, home)
     site.unpacked, site.autotuned = unpacked, launch.config is not None
     site.written = list(dict.fromkeys(s.base.attrs["name"] for s in builder.stored))
     stores = [e for e in walk(kernel.effects) if isinstance(e, Store)]
     site.added = [
         n for n in site.written if all(s.kind == "atomic_add" for s in stores if s.base.attrs["name"] == n)
     ]
-    site.heuristics = _heuristics(source)
+    site.heuristics = home.heuristics(source, call)
     builder.g.sized, builder.g.strides = _sized(site), _strides(site)
     _note_tables(site, builder, taken)
     for name in sorted(site.written, key=lambda n: n in site.tables):  # tables last: they are many tensors
@@ -357,17 +369,24 @@ def _site(
         for base in builder.entries.get(name, [kernel.params[name]]):
             base.active = True
 
-    def again(facts: dict[tuple, bool], whole: str | None) -> Kernel:
-        builder, kernel = read(facts, whole)
-        builder.g.sized, builder.g.strides = site.kernel.graph.sized, site.kernel.graph.strides
-        for name in site.held:
-            builder.read_before(name)
-        for name in site.outputs:
-            kernel.params[name].active = True
-        return kernel
-
-    site.again = None if site.tables else again
+    site.again = None if site.tables else functools.partial(_again, site, read)
     return site
+
+
+def _again(
+    site: Site,
+    read: Callable[[dict[tuple, bool], str | None], tuple[Builder, Kernel]],
+    facts: dict[tuple, bool],
+    whole: str | None,
+) -> Kernel:
+    """The kernel of a site, read with more known: Site.again."""
+    builder, kernel = read(facts, whole)
+    builder.g.sized, builder.g.strides = site.kernel.graph.sized, site.kernel.graph.strides
+    for name in site.held:
+        builder.read_before(name)
+    for name in site.outputs:
+        kernel.params[name].active = True
+    return kernel
 
 
 def _check_names(params: list[str], source: ast.FunctionDef) -> None:
@@ -534,18 +553,6 @@ def _unpacked(call: ast.Call, launch: Launch) -> list[str]:
     known = {k.arg for k in call.keywords} | set(launch.config or ()) | set(launch.heuristics)
     tuned = launch.config is not None  # an autotuner passes options like num_warps as well
     return [n for n in launch.keywords if n not in known and not (tuned and n not in launch.args)]
-
-
-def _heuristics(source: ast.FunctionDef) -> dict[str, ast.expr]:
-    """The rules of @triton.heuristics on a kernel, as written."""
-    found: dict[str, ast.expr] = {}
-    for decorator in source.decorator_list:
-        if isinstance(decorator, ast.Call) and ast.unparse(decorator.func).endswith("heuristics"):
-            match [*decorator.args, *(k.value for k in decorator.keywords)]:
-                case [ast.Dict(keys, values), *_]:
-                    pairs = zip(keys, values, strict=True)
-                    found |= {str(key.value): value for key, value in pairs if isinstance(key, ast.Constant)}
-    return found
 
 
 def _expression(call: ast.Call, params: list[str], name: str) -> ast.expr:

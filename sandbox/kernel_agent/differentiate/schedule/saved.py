@@ -97,6 +97,8 @@ def use(reverse: Reverse, site: Site, reduced: bool = False) -> list[Saved]:
 
 def copies(site: Site) -> Copied | None:
     """How a copy of the kernel may be launched in its place; None where it may not."""
+    if site.home.imported:  # its names may be others in the user's file
+        return None
     kernel, calls = site.kernel, [d for d in site.source.decorator_list if isinstance(d, ast.Call)]
     tuners = [call for call in calls if ast.unparse(call.func).endswith("autotune")]
     computed = set(site.launch.heuristics) - set(site.heuristics)

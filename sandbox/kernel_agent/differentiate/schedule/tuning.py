@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...forward import Forward
+from ...launches import jit_function
 from ..ir.nodes import nodes_in
 from ..read.trace import Site
 from . import own_blocks
@@ -58,7 +59,7 @@ def _tuner(fwd: Forward, name: str) -> Any:
 
 def bind(fwd: Forward, config: dict[str, Any]) -> None:
     """Leave the forward's autotuners the configuration with these block sizes only, where they list it."""
-    for name in fwd.kernels:
+    for name in (n for n, value in vars(fwd.module).items() if jit_function(value) is not None):
         tuner = _tuner(fwd, name)
         listed = [c for c in getattr(tuner, "configs", ()) if c.kwargs and c.kwargs.items() <= config.items()]
         if listed:
