@@ -70,7 +70,7 @@ def test_header__states_the_tie_rule_where_one_is_used(tmp_path: Path) -> None:
 
 def test_names__say_what_a_value_is() -> None:
     text = drafted(ROOT / "examples/softmax.py")["backward"]
-    assert {"x_offs", "e_sum", "d_y", "d_e", "d_x"} <= set(re.findall(r"^    (\w+) = ", text, re.MULTILINE))
+    assert {"x_offs", "mask", "d_y", "y", "d_x"} <= set(re.findall(r"^    (\w+) = ", text, re.MULTILINE))
     assert not re.search(r"\bt(_\d+)? = ", text)
 
 

@@ -263,5 +263,17 @@ def test_number_that_a_block_is_divided_by__is_inverted_once() -> None:
     file = ROOT / "examples/softmax.py"
     result = draft(file, {"M": 9, "N": 100})
     assert saved(result["backward"]) == []  # each program has one row: nothing waits for its sums
-    assert "(d_y - tl.sum(d_y * y, axis=0)) * (1.0 / e_sum)" in result["backward"]
+    assert "    y = e * (1.0 / tl.sum(e, axis=0))\n" in result["backward"]
+    assert "    d_x = (d_y - tl.sum(d_y * y, axis=0)) * y  # " in result["backward"]
+    assert_right(file, result, [({"M": 5, "N": 33}, "normal"), ({"M": 2, "N": 1}, "normal")])
+
+
+def test_quotient_that_is_compared__is_what_the_forward_had(tmp_path: Path) -> None:
+    """Its rounding decides which branch was taken."""
+    forward = (ROOT / "examples/softmax.py").read_text()
+    assert forward.count(", y, mask=mask)") == 1
+    file = tmp_path / "softmax.py"
+    file.write_text(forward.replace(", y, mask=mask)", ", tl.where(y > 0.01, y * y, y), mask=mask)"))
+    result = draft(file, {"M": 9, "N": 100})
+    assert "    y = e / e_sum\n" in result["backward"]
     assert_right(file, result, [({"M": 5, "N": 33}, "normal"), ({"M": 2, "N": 1}, "normal")])

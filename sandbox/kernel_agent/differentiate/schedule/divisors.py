@@ -2,14 +2,73 @@
 
     d = (d_y - tl.sum(d_y * y, axis=0)) / total        inv_total = 1.0 / total, and * inv_total
 
-For gradients alone: what the forward computed is computed again as it was.
+For gradients, and for quotients of the forward that only gradients are multiplied with and nothing else is
+made of: a comparison or a rounding of one has to see what the forward saw. A product with such a quotient
+takes it whole:
+
+    y = e / total; d = (...) / total * e               y = e * inv_total; d = (...) * y
 """
 
 from __future__ import annotations
 
-from ..ir.nodes import Node, nodes_in
+from collections import Counter
+
+from ..ir.nodes import Node, nodes_in, operands, reachable
 from ..ir.rewriter import Rewriter
 from ..reverse.sweep import Reverse
+
+
+def invert(reverse: Reverse) -> None:
+    """Multiply by reciprocals of numbers that were computed."""
+    g = reverse.kernel.graph
+    made: dict[Node, Node] = {}
+    factors, uses = _factors(reverse)
+    quotients = {node.args: node for node in factors if _divides(node)}
+
+    def product(node: Node) -> Node | None:
+        if node not in made:
+            new = _whole(node) if node.op == "mul" else _inverted(node)
+            if new is None:
+                return None
+            new.upstream, new.hint = node.upstream, node.hint
+            made[node] = new
+        return made[node]
+
+    def _inverted(node: Node) -> Node | None:
+        if not (node.upstream or node in factors) or not _divides(node):
+            return None
+        over, divisor = rewriter.node(node.args[0]), node.args[1]
+        g.reverse, g.line = node.reverse, node.line
+        with g.at(divisor.home):
+            inverse = g.div(g.number(1), divisor)
+        if divisor.hint and inverse.hint is None:
+            inverse.hint = f"inv_{divisor.hint}"
+        with g.at(node.home):
+            return g.mul(over, inverse)
+
+    def _whole(node: Node) -> Node | None:
+        for gradient, other in (node.args, node.args[::-1]):
+            if not (gradient.op == "div" and gradient.upstream and uses[gradient] == 1):
+                continue
+            quotient = quotients.get((other, gradient.args[1]))
+            if quotient is not None and gradient.shape == quotient.shape and _divides(gradient):
+                parts = rewriter.node(gradient.args[0]), rewriter.node(quotient)
+                g.reverse, g.line = True, node.line
+                with g.at(node.home):
+                    return g.mul(*parts)
+        return None
+
+    rewriter = Rewriter(g, product)
+    reverse.effects = rewriter.effects(reverse.effects)
+
+
+def _divides(node: Node) -> bool:
+    """Whether a value is a block divided by a number that was computed."""
+    if node.op != "div" or not (node.shape and node.is_float):
+        return False
+    over, divisor = node.args
+    given = divisor.op in ("param", "const", "constexpr") or divisor.dtype != over.dtype
+    return not (divisor.shape or given or over.shape != node.shape or _carried(over))
 
 
 def _carried(node: Node) -> bool:
@@ -18,28 +77,13 @@ def _carried(node: Node) -> bool:
     return any(region.is_loop for n in inside for region in n.home.chain())
 
 
-def invert(reverse: Reverse) -> None:
-    """Multiply by reciprocals of numbers that were computed."""
-    g = reverse.kernel.graph
-    made: dict[Node, Node] = {}
-
-    def product(node: Node) -> Node | None:
-        if node.op != "div" or not (node.upstream and node.shape and node.is_float):
-            return None
-        if node not in made:
-            over, divisor = node.args
-            given = divisor.op in ("param", "const", "constexpr") or divisor.dtype != over.dtype
-            if divisor.shape or given or over.shape != node.shape or _carried(over):
-                return None
-            g.reverse, g.line = True, node.line
-            with g.at(divisor.home):
-                inverse = g.div(g.number(1), divisor)
-            if divisor.hint and inverse.hint is None:
-                inverse.hint = f"inv_{divisor.hint}"
-            with g.at(node.home):
-                made[node] = g.mul(rewriter.node(over), inverse)
-            made[node].upstream, made[node].hint = True, node.hint
-        return made[node]
-
-    rewriter = Rewriter(g, product)
-    reverse.effects = rewriter.effects(reverse.effects)
+def _factors(reverse: Reverse) -> tuple[set[Node], Counter[Node]]:
+    """What gradients are multiplied with and nothing else is made of; how often each value is used."""
+    uses: Counter[Node] = Counter()
+    times: Counter[Node] = Counter()
+    for item in reachable(reverse.effects):
+        parts = [part for part in operands(item) if isinstance(part, Node)]
+        uses.update(parts)
+        if isinstance(item, Node) and item.op == "mul" and item.upstream:
+            times.update(item.args)
+    return {node for node, count in times.items() if count == uses[node] and not node.upstream}, uses
