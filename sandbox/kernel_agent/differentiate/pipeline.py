@@ -37,6 +37,7 @@ from .schedule import (
     own_blocks,
     partials,
     row_factors,
+    row_tiles,
     saved,
     second_launch,
     swapped_lanes,
@@ -126,7 +127,8 @@ def differentiate(
         first, *more = (partial(draw.make_inputs, fwd, d, seed, dtype=dtype) for d in [dims, *others])
         traced = trace.trace(fwd, first(), (make() for make in more), folds)
         trace.other_launches(fwd, more, traced[0])
-        blocks = own_blocks.chosen([site for site in traced[0] if site.outputs], config or {})
+        asked = [site for site in traced[0] if site.outputs]
+        blocks = [w for one in (own_blocks, row_tiles) for w in one.chosen(asked, config or {})]
         if blocks:
             traced = trace.trace(fwd, first(), (make() for make in more), folds, blocks)
             trace.other_launches(fwd, more, traced[0])

@@ -41,6 +41,7 @@ class Values:
         constexpr that reaches over all of each range that it is the step of."""
         self.g = Graph()
         self.whole = whole
+        self.spread: tuple[str, int] | None = None  # a block of which programs along an axis have a part each
         self.folds, self.facts = folds, facts or {}
         self.source, self.module, self.functions, self.args = source, module, functions, args
         self.effects: list = []

@@ -273,7 +273,10 @@ def _expand_block(
 
 def arange(b: Builder, start: Any, end: Any) -> Node:
     lo, hi = b.node(start), b.node(end)
-    return b.g.make("arange", (lo, hi), {}, "int32", (b.g.sub(hi, lo),))
+    lanes = b.g.make("arange", (lo, hi), {}, "int32", (b.g.sub(hi, lo),))
+    if b.spread is None or hi.op != "constexpr" or hi.attrs["name"] != b.spread[0]:
+        return lanes
+    return b.g.add(b.g.mul(b.g.pid(b.spread[1]), hi), lanes)
 
 
 def _dtype(value: Any, default: str = "float32") -> str:

@@ -80,20 +80,25 @@ class Site:
 
 @dataclass(frozen=True)
 class Blocks:
-    """Sizes of blocks in place of those that a launch passes; programs along `axis` share out `rows`."""
+    """Sizes of blocks in place of those that a launch passes; programs along `axis` share out `rows`. With
+    `spread` they share out the lanes of the one block, and the launch has one program along the axis."""
 
     sizes: dict[str, int]
     rows: str
     axis: int
     lines: range  # of the launch
+    spread: bool = False
 
     def launch(self, launch: Launch) -> Launch:
         """The launch with these blocks; itself where they do not divide the rows of a program."""
         own, theirs = self.sizes[self.rows], launch.args[self.rows]
+        if self.spread and isinstance(theirs, int):
+            own = min(own, theirs)
         if not isinstance(theirs, int) or theirs % own:
             return launch
-        grid = [n * (theirs // own if axis == self.axis else 1) for axis, n in enumerate(launch.grid)]
-        return replace(launch, args={**launch.args, **self.sizes}, grid=tuple(grid))
+        grid = [*launch.grid, *[1] * (self.axis + 1 - len(launch.grid))]
+        grid[self.axis] *= theirs // own
+        return replace(launch, args={**launch.args, **self.sizes, self.rows: own}, grid=tuple(grid))
 
 
 class _Mark(torch.autograd.Function):
@@ -224,8 +229,7 @@ def _trace(
     def see(launch: Launch) -> None:
         try:
             own = next((b for b in blocks if launch.site[1] in b.lines), None)
-            site = _site(fwd, own.launch(launch) if own else launch, calls, functions, taken, folds)
-            site.blocks = own
+            site = _site(fwd, own.launch(launch) if own else launch, calls, functions, taken, folds, own)
             key = (site.call.lineno, site.call.col_offset)
             known = sites.get(key)
             if known is None or key not in settled and _more_active(site, known):
@@ -303,6 +307,7 @@ def _site(
     functions: dict[str, ast.FunctionDef],
     taken: address_tables.Taken,
     folds: Folds,
+    blocks: Blocks | None,
 ) -> Site:
     host, call, source, home = _written(fwd, launch, calls, functions)
     params = [a.arg for a in source.args.args]
@@ -321,6 +326,7 @@ def _site(
     def read(facts: dict[tuple, bool] | None = None, whole: str | None = None) -> tuple[Builder, Kernel]:
         builder = Builder(source, home.module, home.functions, args, here, facts, whole)
         builder.tl = language_name(fwd.module) if home.imported else builder.tl
+        builder.spread = (blocks.rows, blocks.axis) if blocks is not None and blocks.spread else None
         try:
             return builder, builder.kernel()
         except Refusal as refusal:
@@ -340,7 +346,7 @@ def _site(
         builder, kernel = read()
     name = _launched(call) or ""
     site = Site(call, host, name, params, given, positional, launch, args, kernel, source, home)
-    site.unpacked, site.autotuned = unpacked, launch.config is not None
+    site.unpacked, site.autotuned, site.blocks = unpacked, launch.config is not None, blocks
     site.written = list(dict.fromkeys(s.base.attrs["name"] for s in builder.stored))
     stores = [e for e in walk(kernel.effects) if isinstance(e, Store)]
     site.added = [
@@ -644,6 +650,7 @@ def program_axes(site: Site) -> list[int]:
     if any(isinstance(e, ast.Starred) for e in written):  # then an entry's place is not its axis
         written = []
     single = {i for i, e in enumerate(written) if isinstance(e, ast.Constant) and e.value == 1}
+    single -= {site.blocks.axis} if site.blocks is not None else set()
     return [axis for axis in range(len(site.launch.grid)) if axis not in single]
 
 
