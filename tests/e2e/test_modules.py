@@ -199,14 +199,19 @@ def test_what_a_kernel_of_a_module_is_refused_for_names_both_files(agent: Agent,
     line = 1 + sorts[: sorts.index("lang.sort")].count("\n")
     assert result.code == 3
     assert f"gate.py:10:0: gates.py:{line}: sorting networks have no adjoint here" in result.err
-    rule = GATES.replace("lambda given: triton.next_power_of_2", "lambda given: width").replace(
-        "LIMIT =", "width = triton.next_power_of_2\nLIMIT ="
-    )
-    (tmp_path / "gates.py").write_text(rule)
-    result = agent("differentiate", file)
-    assert result.code == 3
-    assert "the heuristic for `BLOCK` of gate_kernel uses `width` of another module" in result.err
-    assert "define the kernel in this file" in result.err
+
+
+def test_heuristic_of_a_module_is_asked_by_the_backward_too(agent: Agent, tmp_path: Path) -> None:
+    rule = "def width(given):\n    return triton.next_power_of_2(given['n_cols'])\n\n\n"
+    gates = GATES.replace('lambda given: triton.next_power_of_2(given["n_cols"])', "width")
+    assert gates != GATES
+    (tmp_path / "gates.py").write_text(gates.replace("LIMIT =", f"{rule}LIMIT ="))
+    file = tmp_path / "gate.py"
+    file.write_text(GATED)
+    result = agent("--file-path", file, "--backend", "none", "--no-optimise", "--json")
+    assert (result.code, result.result["verdict"]) == (0, "verified"), result.err
+    pair = Path(result.result["pair"]).read_text()
+    assert 'gate_kernel.values["BLOCK"](dict(n_cols=n_cols))' in pair
 
 
 UTILS = """\

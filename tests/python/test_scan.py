@@ -497,6 +497,21 @@ def test_module_of_the_users__is_named_where_the_stub_names_it__and_not_in_the_b
     assert rejected(in_backward) == {("import", "d_y = helpers.blocks(d_y)")}
 
 
+def test_heuristics_of_an_imported_kernel__are_asked_in_the_forward_where_the_stub_launches_it():
+    launched = SCALE_PAIR.replace("    scale_kernel[", "    kernels.scale[").replace(
+        "import triton\n", "import triton\nimport kernels\n", 1
+    )
+    assert launched.count("    kernels.scale[") == 1
+    rule = "kernels.scale.fn.values['BLOCK'](dict(n=x.numel()))"
+    saved = "        ctx.factor = factor\n"
+    assert launched.count(saved) == 1
+    assert not rejected(launched.replace(saved, f"{saved}        ctx.block = {rule}\n"))
+    other = rule.replace("kernels.scale", "kernels.other")
+    assert rejected(launched.replace(saved, f"{saved}        ctx.block = {other}\n"))
+    in_backward = "d_y = d_y.contiguous()"
+    assert rejected(launched.replace(in_backward, f"{in_backward}; {rule.replace('x.', 'd_y.')}"))
+
+
 GLOBAL = """
 BLOCK, calls = 16, 0
 

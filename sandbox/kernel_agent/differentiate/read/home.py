@@ -5,8 +5,12 @@ from __future__ import annotations
 import ast
 import builtins
 import linecache
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
+from typing import Any
+
+from triton.runtime.autotuner import Autotuner, Heuristics
 
 from ...forward import Forward
 from ...launches import Launch
@@ -28,20 +32,53 @@ class Home:
     def imported(self) -> bool:
         return isinstance(self.module, SimpleNamespace)
 
-    def heuristics(self, source: ast.FunctionDef, call: ast.Call) -> dict[str, ast.expr]:
-        """The rules of @triton.heuristics on a kernel, as written. The backward, in the user's file, computes
-        by them: those of an imported kernel are refused for names of its own module."""
-        found = _heuristics(source)
-        for name, rule in found.items() if self.imported else ():
-            own = {a.arg for a in ast.walk(rule) if isinstance(a, ast.arg)} | vars(builtins).keys()
-            used = {n.id for n in ast.walk(rule) if isinstance(n, ast.Name)} - own
-            for one in sorted(used):
-                value = vars(self.module).get(one)
-                if not isinstance(value, ModuleType) or one != value.__name__ or one not in KNOWN:
-                    message = f"the heuristic for `{name}` of {source.name} uses `{one}` of another module"
-                    remedy = "Write it with triton, math and torch alone, or define the kernel in this file."
-                    raise Refusal("heuristics", message, remedy).at(call)
-        return found
+    def heuristics(self, source: ast.FunctionDef) -> dict[str, ast.expr]:
+        """The rules of @triton.heuristics on a kernel, as written, that the backward can have too: functions
+        of the user's file, and lambdas of which it knows the names."""
+        return {name: rule for name, rule in _heuristics(source).items() if self._is_known(rule)}
+
+    def _is_known(self, rule: ast.expr) -> bool:
+        if isinstance(rule, ast.Name):
+            return not self.imported and rule.id in self.functions
+        if not isinstance(rule, ast.Lambda) or len(rule.args.args) != 1:
+            return False
+        own = {a.arg for a in ast.walk(rule) if isinstance(a, ast.arg)} | vars(builtins).keys()
+        used = {n.id for n in ast.walk(rule) if isinstance(n, ast.Name)} - own
+        return not self.imported or all(self._is_module(name) for name in used)
+
+    def _is_module(self, name: str) -> bool:
+        value = vars(self.module).get(name)
+        return isinstance(value, ModuleType) and name == value.__name__ and name in KNOWN
+
+
+def rules_of(kernel: Any, name: str) -> dict[str, tuple[str, Callable[[dict], Any]]]:
+    """The heuristics of a kernel called `name`: what holds each in the text, and the rule itself."""
+    found: dict[str, tuple[str, Callable[[dict], Any]]] = {}
+    while isinstance(kernel, (Autotuner, Heuristics)):
+        if isinstance(kernel, Heuristics):
+            found |= {rule: (name, function) for rule, function in kernel.values.items()}
+        kernel, name = kernel.fn, f"{name}.fn"
+    return found
+
+
+def asked_by(rule: Callable[[dict], Any], given: dict[str, Any]) -> set[str] | None:
+    """The arguments that a heuristic names; None where it has others do that. Raises KeyError for one that
+    is not given."""
+    read: set[str] = set()
+
+    class Given(dict):
+        def __getitem__(self, name: str) -> Any:
+            read.add(name)
+            return super().__getitem__(name)
+
+        def get(self, name: str, default: Any = None) -> Any:
+            read.add(name)
+            return super().get(name, default)
+
+    rule(Given(given))
+    code = getattr(rule, "__code__", None)
+    named = {one for one in (code.co_consts if code else ()) if isinstance(one, str)} & given.keys()
+    return named if read <= named else None
 
 
 def home_of(fwd: Forward, launch: Launch, functions: dict[str, ast.FunctionDef], call: ast.Call) -> Home:

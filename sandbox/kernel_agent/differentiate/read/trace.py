@@ -28,7 +28,7 @@ from ..ir.spelling import gradient_name
 from ..ir.values import Arg, Kernel
 from ..prove import cover
 from ..prove.overwrite import number_of
-from .home import Home, home_of
+from .home import Home, asked_by, home_of, rules_of
 from .host_values import Host
 from .kernel_values import language_name
 from .normalise import Builder
@@ -65,7 +65,9 @@ class Site:
     blocks: Blocks | None = None  # that the backward has instead of the launch's
     stages: int | None = None  # num_stages of the backward, where it is chosen
     warps: bool = False  # the backward's num_warps is chosen here, not by the launch
-    heuristics: dict[str, ast.expr] = field(default_factory=dict)
+    heuristics: dict[str, ast.expr] = field(default_factory=dict)  # rules that the backward can have as text
+    # What is called for rules that are no lambdas there, and the arguments that they read; None: any.
+    rules: dict[str, tuple[str, set[str] | None]] = field(default_factory=dict)
     optional: set[str] = field(default_factory=set)  # outputs that a call may leave out: None is passed
     # Outputs that hold nothing here, and may in another call: elements written, where that is known.
     empty: dict[str, Node | None] = field(default_factory=dict)
@@ -352,7 +354,7 @@ def _site(
     site.added = [
         n for n in site.written if all(s.kind == "atomic_add" for s in stores if s.base.attrs["name"] == n)
     ]
-    site.heuristics = home.heuristics(source, call)
+    _note_heuristics(fwd, site)
     builder.g.sized, builder.g.strides = _sized(site), _strides(site)
     _note_tables(site, builder, taken)
     for name in sorted(site.written, key=lambda n: n in site.tables):  # tables last: they are many tensors
@@ -561,6 +563,22 @@ def _unpacked(call: ast.Call, launch: Launch) -> list[str]:
     return [n for n in launch.keywords if n not in known and not (tuned and n not in launch.args)]
 
 
+def _note_heuristics(fwd: Forward, site: Site) -> None:
+    """How the backward computes what heuristics do: by the rule's text, or by the rule."""
+    site.heuristics = site.home.heuristics(site.source)
+    given = {n: v for n, v in site.launch.args.items() if n in site.given_names} | (site.launch.config or {})
+    for name, (holder, rule) in rules_of(getattr(fwd.module, site.kernel_name), site.kernel_name).items():
+        text = site.heuristics.get(name)
+        if isinstance(text, ast.Lambda):
+            continue
+        try:
+            asked = asked_by(rule, given)
+        except KeyError as error:
+            message = f"`{name}` reads `{error.args[0]}`, which the launch does not pass"
+            raise Refusal("heuristics", message).at(site.call) from None
+        site.rules[name] = text.id if isinstance(text, ast.Name) else f'{holder}.values["{name}"]', asked
+
+
 def _expression(call: ast.Call, params: list[str], name: str) -> ast.expr:
     """What stands for a parameter in a launch; the launch where that cannot be said."""
     for keyword in call.keywords:
@@ -615,7 +633,7 @@ def _sized(site: Site) -> frozenset[str]:
             sized |= {n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name)}
     given = [name for name in site.given_names if name in site.params]
     passed = {name for name in given if follows(_expression(site.call, site.params, name))}
-    return frozenset(passed.union(site.heuristics))
+    return frozenset(passed.union(site.launch.heuristics))
 
 
 def _arguments(

@@ -22,7 +22,7 @@ from ..ir.nodes import Node, nodes_in
 from ..ir.refusal import Refusal
 from ..ir.spelling import INFIX, call_name, choice, gradient_name, upstream_name
 from ..prove.packed import Asked, AtMost, Distinct, Ordered
-from ..read.trace import Site, Untraced
+from ..read.trace import Site, Untraced, grid_written
 from ..reverse.rules import LINEAR_STEP, SMALL_DOT
 from ..schedule.saved import Saved
 from ..schedule.whole_rows import WARPS, Rows
@@ -526,7 +526,7 @@ class FunctionText:
                     f"        {OWN_GRID} = grid  # asked again, with the blocks that the launch chooses"
                 )
             buffers, rules = self.saved_buffers()
-            lines += [f"        {name} = {heuristic_text(site, name)}" for name in rules]
+            lines += [part for name in rules for part in _broken(f"{name} = {heuristic_text(site, name)}")]
             lines += resolved + buffers
             given += self.saved_rows()
         lines += _broken(f"{self.launched}[{launched}]({', '.join([*given, *call])})")
@@ -536,7 +536,7 @@ class FunctionText:
         lines += _broken(f"ctx.mark_dirty({self.modified(outputs)})")
         lines += self.other_blocks()
         kept_rules = [name for name in site.launch.heuristics if name in self.kept]
-        lines += [f"        {name} = {heuristic_text(site, name)}" for name in kept_rules]
+        lines += [part for name in kept_rules for part in _broken(f"{name} = {heuristic_text(site, name)}")]
         if not self.saving and site.blocks is None:
             lines += self.resolved_grid()
         for name, count in site.replaced.items():
@@ -566,7 +566,13 @@ class FunctionText:
         """A callable grid sees the arguments as Triton would show them."""
         if isinstance(self.site.call.func.slice, ast.Tuple):  # type: ignore[attr-defined]
             return []
-        return ["        if callable(grid):", *_broken(f"grid = grid({_arguments(self.site)})", 12)]
+        given, _ = grid_written(self.site)
+        asked = {n.value for n in ast.walk(self.site.host) if isinstance(n, ast.Constant)}
+        rules = [n for n in self.site.launch.heuristics if given is None or n in asked]
+        made = set() if self.saving else self.kept.keys()  # those that have names by now
+        texts = {name: name if name in made else heuristic_text(self.site, name) for name in rules}
+        seen = _arguments(self.site, texts)
+        return ["        if callable(grid):", *_broken(f"grid = grid({seen})", 12)]
 
     def other_blocks(self) -> list[str]:
         """From here on a Function has the backward's own blocks, and the programs that go with them."""
@@ -651,7 +657,7 @@ class FunctionText:
         rules = [name for name in self.site.launch.heuristics if name in asking.kept]
         why = f"the branch of line {line} that this launch takes has no backward"
         return [
-            *(f"        {name} = {heuristic_text(self.site, name)}" for name in rules),
+            *(part for name in rules for part in _broken(f"{name} = {heuristic_text(self.site, name)}")),
             *_broken(f"if {f'not {text}' if taken else text}:"),
             *_broken(f'raise NotImplementedError("{why}")', 12),
         ]
@@ -720,10 +726,11 @@ def config_name(site: Site) -> str:
     return f"{site.kernel_name}_config".upper()
 
 
-def _arguments(site: Site) -> str:
-    """The arguments of a launch by name, from within its Function."""
-    items = [f"{n}={n}" for n in site.given_names if n in site.params]
-    if site.autotuned:
+def _arguments(site: Site, more: dict[str, str] | None = None, asked: set[str] | None = None) -> str:
+    """The arguments of a launch by name, from within its Function, those that are asked for; and `more`."""
+    known = {n: n for n in site.given_names if n in site.params and (asked is None or n in asked)}
+    items = [f"{name}={text}" for name, text in (known | (more or {})).items()]
+    if site.autotuned and (asked is None or asked & set(site.launch.config or {})):
         items.append(f"**{config_name(site)}")
     return f"dict({', '.join(items)})"
 
@@ -732,11 +739,9 @@ def heuristic_text(site: Site, name: str) -> str:
     """What a heuristic computes, from the arguments that the Function has under their own names."""
     known = set(site.given_names)
     rule = site.heuristics.get(name)
-    if isinstance(rule, ast.Name):
-        return f"{rule.id}({_arguments(site)})"
-    if not isinstance(rule, ast.Lambda) or len(rule.args.args) != 1:
-        message = f"the heuristic for `{name}` is neither a function of the file nor a lambda over args"
-        raise Refusal("heuristics", message, "Write it as a lambda.").at(rule)
+    if not isinstance(rule, ast.Lambda):
+        called, asked = site.rules[name]
+        return f"{called}({_arguments(site, asked=asked)})"
     given = rule.args.args[0].arg
 
     class Inline(ast.NodeTransformer):

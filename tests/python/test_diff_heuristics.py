@@ -1,0 +1,111 @@
+"""What heuristics compute, the backward computes too: by a rule's text, or by the rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from diff_support import assert_right, draft
+from kernel_agent import errors
+
+FORWARD = """import torch
+import triton
+import triton.language as tl
+from kernel_agent import autodiff
+
+SWEEP = [{{"M": 5, "N": 20}}]
+
+
+def make_args(dims, device="cuda", dtype=torch.float32):
+    return (torch.randn(dims["M"], dims["N"], device=device, dtype=dtype),)
+
+
+def rows(given):
+    return 1 if given["N"] > 24 else 2
+
+
+def size(given):
+    return triton.next_power_of_2(given["N"])
+
+
+def of_size(given):
+    return size(given)
+
+
+{decorators}
+def norm_kernel(x_ptr, y_ptr, M, N, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    cols = tl.arange(0, BLOCK)
+    at = row[:, None] * N + cols[None, :]
+    mask = (row[:, None] < M) & (cols[None, :] < N)
+    x = tl.load(x_ptr + at, mask=mask, other=0.0)
+    tl.store(y_ptr + at, x / tl.sqrt(tl.sum(x * x, axis=1) + 1.0)[:, None], mask=mask)
+
+
+{after}
+
+
+@autodiff(inputs_require_grad=(0,))
+def norm(x):
+    x = x.contiguous()
+    M, N = x.shape
+    y = torch.empty_like(x)
+    norm_kernel[{grid}](x, y, M, N)
+    return y
+"""
+ROWS, BLOCK = '"ROWS": rows', '"BLOCK": lambda given: size(given)'
+DECORATED = "@triton.heuristics({{{}}})\n@triton.jit"
+META = 'lambda meta: (triton.cdiv(M, meta["ROWS"]),)'
+SHAPES = [({"M": m, "N": n}, "normal") for m, n in ((5, 20), (3, 33), (2, 1))]
+
+
+def written(write: Callable[[str], Path], decorators: str, after: str = "", grid: str = META) -> Path:
+    return write(FORWARD.format(decorators=decorators, after=after, grid=grid))
+
+
+@pytest.mark.parametrize(
+    ("decorators", "after", "lines"),
+    [
+        (
+            DECORATED.format('"ROWS": rows, "BLOCK": lambda given: triton.next_power_of_2(given["N"])'),
+            "",
+            ["ROWS = rows(dict(N=N))", "BLOCK = triton.next_power_of_2(N)"],
+        ),
+        (
+            DECORATED.format('"ROWS": rows, "BLOCK": of_size'),
+            "",
+            ["ROWS = rows(dict(N=N))", "BLOCK = of_size(dict(x_ptr=x_ptr, y_ptr=y_ptr, M=M, N=N))"],
+        ),
+        (
+            "@triton.jit",
+            'norm_kernel = triton.heuristics({"ROWS": rows, "BLOCK": size})(norm_kernel)',
+            [
+                'ROWS = norm_kernel.values["ROWS"](dict(N=N))',
+                'BLOCK = norm_kernel.values["BLOCK"](dict(N=N))',
+            ],
+        ),
+        (
+            '@triton.autotune([triton.Config({}, num_warps=w) for w in (1, 2)], key=["N"])\n'
+            + DECORATED.format('**{"ROWS": rows}, "BLOCK": size'),
+            "",
+            ['ROWS = norm_kernel.fn.values["ROWS"](dict(N=N))', "BLOCK = size(dict(N=N))"],
+        ),
+    ],
+)
+def test_rule__is_what_the_backward_and_its_grid_go_by(
+    decorators: str, after: str, lines: list[str], write: Callable[[str], Path]
+) -> None:
+    file = written(write, decorators, after)
+    result = draft(file, {"M": 5, "N": 20})
+    text = result["backward"]
+    assert all(f"        {line}\n" in text for line in lines), text
+    assert "ROWS=ROWS" in text.split("grid = grid(")[1].split("\n")[0]
+    assert_right(file, result, SHAPES)
+
+
+def test_rule_that_reads_what_is_not_passed__is_refused(write: Callable[[str], Path]) -> None:
+    decorators = DECORATED.format('"ROWS": lambda given: 1, "BLOCK": lambda given: 16 * size(given["ROWS"])')
+    with pytest.raises(errors.Unusable) as caught:
+        draft(written(write, decorators.replace("size(given", "(given")), {"M": 5, "N": 20})
+    assert "reads `ROWS`, which the launch does not pass" in str(caught.value.extra["refusals"])  # type: ignore[attr-defined]
