@@ -150,7 +150,6 @@ KERNELS: dict[str, tuple[str, str, str]] = {
 }  # fmt: skip
 
 KERNEL_OF_X = KERNEL + "    tl.store(out_ptr + cols, x, mask=mask)\n"
-PLAIN_LAUNCH = STUB.replace(", BLOCK=16", "")
 
 
 TABLE = """
