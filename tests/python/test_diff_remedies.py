@@ -126,7 +126,6 @@ EDITS: dict[str, list[tuple[str, str]]] = {
     "unknown_addresses": [(".untyped_storage().data_ptr()", ".data_ptr()")],
     "added_through_table": [("tl.atomic_add(", "tl.store(")],
     "nameless_table": [("x_table.clone(),", "x_table,")],
-    "made_heuristic": [("always(16)})", "lambda args: 16})")],
 }  # fmt: skip
 
 # Nothing in a kernel stands in their place.

@@ -99,3 +99,20 @@ def test_forward_for_float32_alone__is_measured_in_float32(write: Callable[..., 
     found = finite_differences.finite_differences(case_of(stub(write, body)))
     assert found["dtype"] == "float32"
     assert all(verdict(slope) == "agrees" for slope in found["slopes"]["x"])
+
+
+def test_part_that_is_nothing_for_one_upstream__shows_with_another(
+    write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The oracle knows no slope of a number that the host reads: it lacks sum(upstream * x * x)."""
+    drawn = oracle.Case.upstreams
+
+    def across(case: oracle.Case, outputs: list[Any]) -> dict[int, torch.Tensor]:
+        (given,), (value,) = drawn(case, outputs).values(), (o.value.detach().double() for o in outputs)
+        return {outputs[0].index: given - (given * value).sum() / value.square().sum() * value}
+
+    monkeypatch.setattr(oracle.Case, "upstreams", across)
+    case = case_of(stub(write, "return square(x) * x.detach().sum().item()"))
+    monkeypatch.setattr(finite_differences, "detaches", lambda tape: False)
+    verdicts = [verdict(s) for s in finite_differences.finite_differences(case)["slopes"]["x"]]
+    assert verdicts == ["agrees", "agrees", "disagrees", "disagrees"]

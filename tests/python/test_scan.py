@@ -508,6 +508,8 @@ def test_heuristics_of_an_imported_kernel__are_asked_in_the_forward_where_the_st
     assert not rejected(launched.replace(saved, f"{saved}        ctx.block = {rule}\n"))
     other = rule.replace("kernels.scale", "kernels.other")
     assert rejected(launched.replace(saved, f"{saved}        ctx.block = {other}\n"))
+    changed = "kernels.scale.fn.values['BLOCK'] = len"
+    assert rejected(launched.replace(saved, f"{saved}        {changed}\n"))
     in_backward = "d_y = d_y.contiguous()"
     assert rejected(launched.replace(in_backward, f"{in_backward}; {rule.replace('x.', 'd_y.')}"))
 

@@ -24,7 +24,11 @@ from ..torch_tl.replay import Replay
 if TYPE_CHECKING:
     from .oracle import Case, Recording
 
-DIRECTIONS = 3
+DIRECTIONS = 4
+# From here on the upstream has other signs. A part that the oracle's gradient lacks may be next to nothing
+# for one upstream, along every direction: that of a number that the host makes of an input is
+# sum(upstream * what it scales) times the number's own slope.
+SIGNED = 2
 DTYPES = ("float64", "float32", None)  # widest first; None is the file's own
 # Of the best step by theory. Smaller ones are tried while the slopes differ by more than AGREE: across a kink
 # (maximum, relu) the error shrinks with the step, where rounding reigns it grows, and either may be small at
@@ -57,19 +61,19 @@ def finite_differences(case: Case) -> dict[str, Any]:
     recording, exact, dtype = _widest(case)
     if detaches(recording.recorder.tape):
         return {"dtype": None, "slopes": {}, "skipped": "the stub detaches a value on the way to its outputs"}
-    there = recording.recorder.tape.device  # where the forward runs; a small call is evaluated elsewhere
-    gradients = {name: grad.to(there) for name, grad in case.gradients(exact, recording).items()}
-    forward = _Forward(case, recording, dtype)
-    noise, size = forward.rounding(exact)
-    exact.release()
-    best = (max(noise, torch.finfo(torch.float64).eps * size) / size) ** (1 / 3) if size else 1e-4
-    slopes = {
-        name: [
-            _directional(forward, name, gradients[name], number, best, noise).to_dict()
-            for number in range(DIRECTIONS)
-        ]
-        for name in recording.wanted
-    }
+    slopes: dict[str, list[dict[str, float | None]]] = {name: [] for name in recording.wanted}
+    for numbers in (range(SIGNED), range(SIGNED, DIRECTIONS)):
+        forward = _Forward(case, recording, dtype, signed=SIGNED in numbers)
+        gradients = forward.gradients(exact)
+        noise, size = forward.rounding(exact)
+        exact.release()
+        best = (max(noise, torch.finfo(torch.float64).eps * size) / size) ** (1 / 3) if size else 1e-4
+        for name, found in slopes.items():
+            for number in numbers:
+                slope = _directional(forward, name, gradients[name], number, best, noise)
+                found.append(slope.to_dict())
+        if SIGNED not in numbers:
+            exact = case.replay(recording, EXACT)
     return {"dtype": draw.dtype_name(forward.dtype), "slopes": slopes, "skipped": None}
 
 
@@ -98,12 +102,25 @@ def _widest(case: Case) -> tuple[Recording, Replay, str | None]:
 class _Forward:
     """The stub as a function of one input, everything else as drawn."""
 
-    def __init__(self, case: Case, recording: Recording, dtype: str | None) -> None:
+    def __init__(self, case: Case, recording: Recording, dtype: str | None, signed: bool = False) -> None:
         self.case = case
         self.recording = recording
         self.asked = dtype
         self.dtype = min((ref.dtype for ref in recording.wanted.values()), key=lambda dtype: dtype.itemsize)
         self.upstreams = case.upstreams(recording.differentiable)
+        if signed:
+            self.upstreams = {at: self._signed(at, upstream) for at, upstream in self.upstreams.items()}
+
+    def _signed(self, at: int, upstream: torch.Tensor) -> torch.Tensor:
+        generator = torch.Generator().manual_seed((_SEED + self.case.seed + at) % (1 << 63))
+        signs = 1 - 2 * torch.randint(0, 2, upstream.shape, generator=generator)
+        return upstream * signs.to(upstream)
+
+    def gradients(self, exact: Replay) -> dict[str, torch.Tensor]:
+        """The oracle's, where the forward runs: a small call is evaluated elsewhere."""
+        found = self.case.gradients(exact, self.recording, self.upstreams)
+        there = self.recording.recorder.tape.device
+        return {name: grad.to(there) for name, grad in found.items()}
 
     def rounding(self, exact: Any) -> tuple[float, float]:
         """How far L is off by rounding, and how large its terms are."""

@@ -490,12 +490,14 @@ class Case:
                     made[f"{part}/{at}/{name}"] = gradients[name].to(dtype)
         return made
 
-    def gradients(self, replay: Replay, recording: Recording) -> dict[str, torch.Tensor]:
-        pairs = [
-            (recording.refs[at], upstream)
-            for at, upstream in self.upstreams(recording.differentiable).items()
-        ]
-        return replay.gradients(pairs, recording.wanted)
+    def gradients(
+        self, replay: Replay, recording: Recording, upstreams: Mapping[int, torch.Tensor] | None = None
+    ) -> dict[str, torch.Tensor]:
+        """The gradients of an evaluation, for the case's upstreams or others."""
+        drawn = self.upstreams(recording.differentiable) if upstreams is None else upstreams
+        return replay.gradients(
+            [(recording.refs[at], value) for at, value in drawn.items()], recording.wanted
+        )
 
     def free(
         self, recording: Recording, gradients: Mapping[str, torch.Tensor]

@@ -269,13 +269,21 @@ class _Scanner:
         return node in self.forward_side and (self.own is not None or ast.dump(node) in self.stub_texts)
 
     def _is_heuristic(self, node: ast.expr) -> bool:
-        """`kernel.fn.values`: heuristics of an imported kernel that the stub launches; they run with it."""
-        if not isinstance(node, ast.Attribute) or node.attr != "values":
+        """`kernel.fn.values["BLOCK"](...)`: a rule of an imported kernel that the stub launches is asked. It
+        runs with the launch too."""
+        if node not in self._asked or node not in self.forward_side:
             return False
-        kernel = node.value
+        kernel = node.value  # type: ignore[attr-defined]
         while isinstance(kernel, ast.Attribute) and kernel.attr == "fn":
             kernel = kernel.value
-        return node in self.forward_side and ast.dump(kernel) in self.stub_texts
+        return ast.dump(kernel) in self.stub_texts
+
+    @cached_property
+    def _asked(self) -> set[ast.expr]:
+        """The `values` of which an entry is called."""
+        called = [n.func for n in ast.walk(self.tree) if isinstance(n, ast.Call)]
+        entries = [func.value for func in called if isinstance(func, ast.Subscript)]
+        return {value for value in entries if isinstance(value, ast.Attribute) and value.attr == "values"}
 
     def _is_mine(self, node: ast.AST) -> bool:
         return node in self.judged if self.own is not None else node.lineno > (self.start or 0)  # type: ignore[attr-defined]
