@@ -16,7 +16,7 @@ from kernel_agent.differentiate.prove.disjoint import Proof
 from kernel_agent.differentiate.prove.disjoint import disjoint as proven_disjoint
 from kernel_agent.differentiate.read.normalise import Builder
 from kernel_agent.differentiate.schedule import programs
-from kernel_agent.differentiate.write import section
+from kernel_agent.differentiate.write import helpers
 
 HEAD = """
 import triton.language as tl
@@ -159,7 +159,7 @@ def test_layouts__a_mask_with_fewer_axes_bounds_the_last_ones() -> None:
 
 def layout_checker():  # type: ignore[no-untyped-def]
     space: dict = {"torch": torch}
-    exec(section.DISJOINT, space)  # noqa: S102
+    exec(helpers.DISJOINT, space)  # noqa: S102
     return space["disjoint"]
 
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from diff_support import assert_right, draft
-from kernel_agent.differentiate.write.section import TANH_TEXT
+from kernel_agent.differentiate.write.helpers import TANH_TEXT
 
 SOURCE = """
 import torch

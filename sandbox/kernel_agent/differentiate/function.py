@@ -31,8 +31,8 @@ from .read.normalise import Builder
 from .reverse import forward_values, running_maxima
 from .reverse.sweep import Reverse
 from .write.emit import INDICES, WRITE, Emitter
+from .write.helpers import scan_helpers
 from .write.line_breaks import WIDTH, folded, indented, wrap
-from .write.section import scan_helpers
 
 REMEDY = "Give grad() the stub that launches the kernel, or pass the loaded value as an argument."
 MEMORY = (

@@ -54,29 +54,14 @@ from .schedule.whole_rows import Rows
 from .write import saving_copy
 from .write.demand import effects_of
 from .write.emit import Emitted, Emitter
+from .write.helpers import OWN, PASSED, TABLES, UNTRACED, host_helpers, scan_helpers
 from .write.section import (
-    APART,
-    AT_MOST,
-    DISJOINT,
-    FINISHED,
-    GRADIENT_OF,
-    LAID_OUT,
-    LONGEST,
-    OWN,
-    PASSED,
-    PASSED_ON,
-    SEPARATE,
-    SUMMED,
-    SUMMED_BOTH,
-    TABLES,
-    UNTRACED,
     Choice,
     FunctionText,
     Part,
     Step,
     config_name,
     config_text,
-    scan_helpers,
     stub_text,
     tuple_text,
 )
@@ -200,23 +185,7 @@ def _attempt(
         if site.autotuned
     ]
     body = "".join(functions)
-    helpers = [
-        h
-        for h in (
-            LAID_OUT,
-            PASSED_ON,
-            GRADIENT_OF,
-            SUMMED,
-            SUMMED_BOTH,
-            FINISHED,
-            DISJOINT,
-            APART,
-            AT_MOST,
-            LONGEST,
-            SEPARATE,
-        )
-        if f"{helper_name(h)}(" in body or h is SUMMED and f"{helper_name(SUMMED_BOTH)}(" in body
-    ]
+    helpers = host_helpers(body)
     helpers += [OWN] * bool(fwd.grads)
     helpers += [UNTRACED] * bool(untraced)
     left_out = {(at, site.home) for site in sites for _, at in site.kernel.graph.folded.values()}
@@ -272,11 +241,6 @@ def _bound(node: ast.stmt) -> list[str]:
         return [alias.asname or alias.name.split(".")[0] for alias in node.names]
     targets = node.targets if isinstance(node, ast.Assign) else []
     return [name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)]
-
-
-def helper_name(text: str) -> str:
-    """The function that a helper's text defines last."""
-    return text.split("\ndef ")[-1].split("(")[0]
 
 
 def _name_classes(sites: list[trace.Site]) -> None:
