@@ -240,8 +240,8 @@ def scan_helpers(text: str) -> list[str]:
 
 def host_helpers(text: str) -> list[str]:
     """The functions that host code calls, where its text alone says so."""
-    named = (LAID_OUT, PASSED_ON, GRADIENT_OF, SUMMED, SUMMED_BOTH)
-    named += (FINISHED, DISJOINT, APART, AT_MOST, LONGEST, SEPARATE)
+    named = [LAID_OUT, PASSED_ON, GRADIENT_OF, SUMMED, SUMMED_BOTH]
+    named += [FINISHED, DISJOINT, APART, AT_MOST, LONGEST, SEPARATE]
     both = _is_called(SUMMED_BOTH, text)  # calls summed() itself
     return [helper for helper in named if _is_called(helper, text) or helper is SUMMED and both]
 
