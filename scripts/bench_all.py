@@ -36,7 +36,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import bounded
 from gpu import REFERENCES
-from verify_dataset import NAMES, REASON_MAX, digest, program_digest, version_of
+from verify_dataset import NAMES, REASON_MAX, digest, program_digest, reason, version_of
 
 ROOT = Path(__file__).resolve().parents[1]
 MARKER = "# ---- backward ----"
@@ -133,14 +133,14 @@ class Run:
         entry |= {"verdict": made.get("verdict", "none"), "run_seconds": round(done.seconds, 1)}
         if made.get("verdict") != "verified":
             why = made.get("failures") or (made.get("error") or {}).get("message") or done.err[-REASON_MAX:]
-            return entry | {"reason": str(why)[:REASON_MAX]}
+            return entry | {"reason": reason(str(why))}
         entry |= {"tuned_ms": made.get("ms"), "attempts": made.get("attempts")}
         bench = ["bench", made["pair"], "--only", "bwd", "--seconds", self.args.seconds, *shape]
         with self.alone:
             result, done = self.command(*bench, "--out", folder / "runs", most=self.args.most)
         entry |= {"ratios": ratios_of(result), "shapes": shapes_of(result)}
         if done.code != 0:
-            entry["reason"] = f"{done.why}: {done.err.strip()[-REASON_MAX:]}"
+            entry["reason"] = f"{done.why}: {reason(done.err.strip()[-REASON_MAX:])}"
         return entry
 
     def keep(self, entry: Entry) -> None:

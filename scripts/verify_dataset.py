@@ -71,6 +71,11 @@ def program_digest(program: Path) -> str:
     return digest((p for p in parts + python if p.exists()), version_of("torch"), version_of("triton"))
 
 
+def reason(text: str) -> str:
+    """What is kept of a message, with paths from the root on."""
+    return text.replace(f"{ROOT}/", "")[:REASON_MAX]
+
+
 def small(entry: Entry) -> Entry:
     """What is kept of check_all's entry."""
     shapes = entry.get("shapes", {})
@@ -80,7 +85,7 @@ def small(entry: Entry) -> Entry:
     made["error"] = max((g["error"] or 0 for g in entry.get("gradients", [])), default=None)
     if entry["verdict"] != "verified":
         why = entry.get("failures") or (entry.get("error") or {}).get("message") or entry.get("stderr") or ""
-        made["reason"] = (why if isinstance(why, str) else json.dumps(why))[:REASON_MAX]
+        made["reason"] = reason(why if isinstance(why, str) else json.dumps(why))
     return made
 
 

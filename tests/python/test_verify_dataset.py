@@ -28,7 +28,7 @@ good = "WRONG" not in text
 shapes = {{"required": 2, "passed": 2 * good, "hidden": 3, "hidden_passed": 3}}
 result = {{"verdict": "verified" if good else "not_verified", "shapes": shapes}}
 result["gradients"] = [{{"name": "x", "error": 1e-7 if good else None}}]
-result["failures"] = [] if good else ["x differs"]
+result["failures"] = [] if good else ["x differs, {root}/dataset/x.py, line 3"]
 print(json.dumps(result))
 sys.exit(0 if good else 4)
 """
@@ -41,7 +41,7 @@ class Place:
         self.folder, self.out, self.log = folder, folder / "r.json", folder / "log"
         self.program = folder / "bin" / "program"
         self.program.parent.mkdir()
-        self.program.write_text(PROGRAM.format(python=sys.executable, log=str(self.log)))
+        self.program.write_text(PROGRAM.format(python=sys.executable, log=str(self.log), root=ROOT))
         self.program.chmod(0o755)
         for name in ("a", "b", "c"):
             self.write(name)
@@ -80,7 +80,9 @@ def test_all_verified__are_counted_in_the_last_line(place):
     assert place.results()["a"]["shapes"] == "2/2" and place.results()["a"]["error"] == 1e-7
 
 
-@pytest.mark.parametrize(("text", "reason"), [("WRONG", "x differs"), ("CRASH", "terminate called")])
+@pytest.mark.parametrize(
+    ("text", "reason"), [("WRONG", "x differs, dataset/x.py"), ("CRASH", "terminate called")]
+)
 def test_one_wrong__is_a_failure_with_its_reason(place, text, reason):
     place.write("b", text)
     code, said = place.call("--jobs", "2")
