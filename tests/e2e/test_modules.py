@@ -179,23 +179,29 @@ def make_args(dims, device="cuda", dtype=torch.float32):
 """
 
 
-def test_kernel_of_a_module_is_differentiated_in_a_file_without_triton(agent: Agent, tmp_path: Path) -> None:
-    (tmp_path / "gates.py").write_text(GATES)
-    file = tmp_path / "gate.py"
+def gated(folder: Path, gates: str) -> Path:
+    (folder / "gates.py").write_text(gates)
+    file = folder / "gate.py"
     file.write_text(GATED)
+    return file
+
+
+def pair_of(agent: Agent, file: Path) -> str:
+    """The verified pair of a file, by the differentiator alone."""
     result = agent("--file-path", file, "--backend", "none", "--no-optimise", "--json")
     assert (result.code, result.result["verdict"]) == (0, "verified"), result.err
-    pair = Path(result.result["pair"]).read_text()
+    return Path(result.result["pair"]).read_text()
+
+
+def test_kernel_of_a_module_is_differentiated_in_a_file_without_triton(agent: Agent, tmp_path: Path) -> None:
+    pair = pair_of(agent, gated(tmp_path, GATES))
     assert "import triton\nimport triton.language as tl\n" in pair
     assert "# - lines are those of gates.py" in pair
 
 
 def test_what_a_kernel_of_a_module_is_refused_for_names_both_files(agent: Agent, tmp_path: Path) -> None:
-    file = tmp_path / "gate.py"
-    file.write_text(GATED)
     sorts = GATES.replace("squash(x) * g", "lang.sort(x) * g")
-    (tmp_path / "gates.py").write_text(sorts)
-    result = agent("differentiate", file)
+    result = agent("differentiate", gated(tmp_path, sorts))
     line = 1 + sorts[: sorts.index("lang.sort")].count("\n")
     assert result.code == 3
     assert f"gate.py:10:0: gates.py:{line}: sorting networks have no adjoint here" in result.err
@@ -205,12 +211,7 @@ def test_heuristic_of_a_module_is_asked_by_the_backward_too(agent: Agent, tmp_pa
     rule = "def width(given):\n    return triton.next_power_of_2(given['n_cols'])\n\n\n"
     gates = GATES.replace('lambda given: triton.next_power_of_2(given["n_cols"])', "width")
     assert gates != GATES
-    (tmp_path / "gates.py").write_text(gates.replace("LIMIT =", f"{rule}LIMIT ="))
-    file = tmp_path / "gate.py"
-    file.write_text(GATED)
-    result = agent("--file-path", file, "--backend", "none", "--no-optimise", "--json")
-    assert (result.code, result.result["verdict"]) == (0, "verified"), result.err
-    pair = Path(result.result["pair"]).read_text()
+    pair = pair_of(agent, gated(tmp_path, gates.replace("LIMIT =", f"{rule}LIMIT =")))
     assert 'gate_kernel.values["BLOCK"](dict(n_cols=n_cols))' in pair
 
 

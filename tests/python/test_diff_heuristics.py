@@ -54,7 +54,6 @@ def norm(x):
     norm_kernel[{grid}](x, y, M, N)
     return y
 """
-ROWS, BLOCK = '"ROWS": rows', '"BLOCK": lambda given: size(given)'
 DECORATED = "@triton.heuristics({{{}}})\n@triton.jit"
 META = 'lambda meta: (triton.cdiv(M, meta["ROWS"]),)'
 SHAPES = [({"M": m, "N": n}, "normal") for m, n in ((5, 20), (3, 33), (2, 1))]
@@ -105,7 +104,7 @@ def test_rule__is_what_the_backward_and_its_grid_go_by(
 
 
 def test_rule_that_reads_what_is_not_passed__is_refused(write: Callable[[str], Path]) -> None:
-    decorators = DECORATED.format('"ROWS": lambda given: 1, "BLOCK": lambda given: 16 * size(given["ROWS"])')
+    decorators = DECORATED.format('"ROWS": rows, "BLOCK": lambda given: 16 * given["ROWS"]')
     with pytest.raises(errors.Unusable) as caught:
-        draft(written(write, decorators.replace("size(given", "(given")), {"M": 5, "N": 20})
+        draft(written(write, decorators), {"M": 5, "N": 20})
     assert "reads `ROWS`, which the launch does not pass" in str(caught.value.extra["refusals"])  # type: ignore[attr-defined]

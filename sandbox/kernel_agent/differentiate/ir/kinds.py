@@ -10,6 +10,8 @@ MOVING = STRETCHING | words("permute reshape")  # elements as they are, elsewher
 LANEWISE = ARITHMETIC | words(
     "neg cast expand broadcast where call fmod maximum minimum"
 )  # an element from those in its place
+# What a kernel is made of in which each lane minds its own place.
+PLAIN = LANEWISE | words("const constexpr param pid npid load compare and or not invert full floordiv mod")
 NATURAL = MOVING | words("add mul floordiv mod cdiv minimum")  # never negative where no argument is
 MIXING = words(
     "reduce dot scan affine permute reshape argreduce flip join split gather"

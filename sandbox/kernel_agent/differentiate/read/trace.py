@@ -79,6 +79,11 @@ class Site:
     # The kernel of calls that agree with facts; or of those of which a block is a whole row.
     again: Callable[[dict[tuple, bool], str | None], Kernel] | None = None
 
+    @property
+    def lines(self) -> range:
+        """Of the launch, in the user's file."""
+        return range(self.call.lineno, (self.call.end_lineno or self.call.lineno) + 1)
+
 
 @dataclass(frozen=True)
 class Blocks:
@@ -189,8 +194,7 @@ def other_launches(fwd: Forward, calls: Iterable[Callable[[], Call]], sites: lis
 
     def of(site: Site) -> list[Launch]:
         see()
-        first, last = site.call.lineno, site.call.end_lineno or site.call.lineno
-        return [one for one in found if one.site[0] == fwd.path and first <= one.site[1] <= last]
+        return [one for one in found if one.site[0] == fwd.path and one.site[1] in site.lines]
 
     for site in sites:
         site.others = functools.partial(of, site)

@@ -37,9 +37,7 @@ class Own:
         own = {name: int(config.get(name, value)) for name, value in given.items()}
         if own == given or given[self.rows] % own[self.rows]:
             return None
-        call = site.call
-        lines = range(call.lineno, (call.end_lineno or call.lineno) + 1)
-        return Sizes(own, self.rows, self.axis, lines)
+        return Sizes(own, self.rows, self.axis, site.lines)
 
 
 def find(site: Site) -> Own | None:

@@ -15,15 +15,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..ir.kinds import LANEWISE
+from ..ir.kinds import PLAIN
 from ..ir.nodes import For, Store, nodes_in, walk
 from ..ir.simplify import is_zero
 from ..read.trace import Blocks, Site, grid_written
 
 OFFERED = ((1024, 4), (2048, 8), (2048, 4), (4096, 8))  # elements, warps
 AXES = 3
-_PLAIN = LANEWISE | {"const", "constexpr", "param", "pid", "npid", "load", "arange", "compare", "full"}
-_PLAIN |= {"and", "or", "not", "invert", "floordiv", "mod", "isnone"}
+_ALONE = PLAIN | {"arange", "isnone"}
 
 
 def find(site: Site) -> tuple[str, int] | None:
@@ -35,7 +34,7 @@ def find(site: Site) -> tuple[str, int] | None:
     nodes = list(nodes_in(kernel.effects))
     lanes = [n for n in nodes if n.op == "arange"]
     blocks = {n.args[1] for n in lanes}
-    if len(blocks) != 1 or not all(n.op in _PLAIN for n in nodes) or any(isinstance(e, For) for e in effects):
+    if len(blocks) != 1 or not all(n.op in _ALONE for n in nodes) or any(isinstance(e, For) for e in effects):
         return None
     (block,) = blocks
     if block.op != "constexpr" or block.attrs["name"] not in site.given_names:
@@ -73,6 +72,5 @@ def chosen(sites: list[Site], config: dict[str, Any]) -> list[Blocks]:
         found = find(site)
         if found is not None and found[0] in config:
             block, axis = found
-            lines = range(site.call.lineno, (site.call.end_lineno or site.call.lineno) + 1)
-            tiles.append(Blocks({block: int(config[block])}, block, axis, lines, spread=True))
+            tiles.append(Blocks({block: int(config[block])}, block, axis, site.lines, spread=True))
     return tiles

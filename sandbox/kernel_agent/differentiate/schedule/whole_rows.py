@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ..ir.graph import Graph
-from ..ir.kinds import LANEWISE
+from ..ir.kinds import PLAIN
 from ..ir.nodes import For, If, Node, Store, beneath, nodes_in, walk
 from ..ir.simplify import is_zero
 from ..ir.spelling import on_host
@@ -37,9 +37,6 @@ SHARED = 196608  # bytes, for the rows that are loaded while one is computed
 LANE = 32 * 32  # elements of a row that a warp has
 MOST = 1 << 20  # elements that Triton has in a block
 WARPS = "row_warps"
-
-_PLAIN = LANEWISE | {"const", "constexpr", "param", "pid", "npid", "load", "compare", "and", "or", "not"}
-_PLAIN |= {"invert", "full", "floordiv", "mod"}
 
 
 @dataclass(frozen=True)
@@ -152,7 +149,7 @@ class _Proof:
         allowed = self.lanes | {self.index} | {c.phi for c in carried}
         outs = {n for n in self.nodes if n.op == "loopout"}
         sums = {n for n in self.nodes if n.op == "reduce"}
-        if not all(n in allowed | outs | sums or n.op in _PLAIN for n in self.nodes):
+        if not all(n in allowed | outs | sums or n.op in PLAIN for n in self.nodes):
             return False
         if not all(n.shape in ((), (self.block,)) for n in self.nodes):
             return False

@@ -353,15 +353,14 @@ class FunctionText:
         if own is None:
             return []
         name, axes = own.rows, range(len(self.site.launch.grid))
+        lines = [] if self.saving else self.resolved_grid()
         if own.spread:
             size = own.sizes[name]
-            lines = [] if self.saving else self.resolved_grid()
             lines += _broken(f"tiles = max({name} // {size}, 1)  # of a row: a program each in the backward")
             grid = tuple_text(["tiles" if axis == own.axis else f"grid[{axis}]" for axis in axes])
             return lines + _broken(f"grid, {name} = {grid}, min({name}, {size})")
         more = f" * ({name} // {own.sizes[name]})"
         grid = tuple_text([f"grid[{axis}]{more * (axis == own.axis)}" for axis in axes])
-        lines = [] if self.saving else self.resolved_grid()
         lines += _broken(f"if {name} % {own.sizes[name]} == 0:  # blocks of the backward's own")
         values = ", ".join(map(str, own.sizes.values()))
         return lines + _broken(f"grid, {', '.join(own.sizes)} = {grid}, {values}", 12)
