@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from diff_support import ROOT, assert_right, draft, errors
-from kernel_agent.differentiate import pipeline as compiler
+from kernel_agent.differentiate.write import helpers
 
 SOURCE = """
 import torch
@@ -142,6 +142,6 @@ def test_partials__rows_of_an_absent_gradient_are_none() -> None:
     import triton
     import triton.language as tl
 
-    source = compiler.SUMMED.replace("@triton.jit", "")
+    source = helpers.SUMMED.replace("@triton.jit", "")
     exec(source, {"torch": torch, "triton": triton, "tl": tl}, space)  # noqa: S102
     assert space["summed"](None, None) is None
