@@ -62,9 +62,28 @@ def test_tiles_of_a_row__have_programs_along_an_axis_of_their_own(
     file = written(write, grid=grid)
     assert TILE in draft(file, {"M": 5, "N": 20})["report"]["configs"]
     result = draft(file, {"M": 5, "N": 20}, config=TILE)
-    assert "cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)" in result["backward"]
+    first = "tile * BLOCK" if len(made) < 20 else "tl.program_id(1) * BLOCK"
+    assert f"cols = {first} + tl.arange(0, BLOCK)" in result["backward"]
+    assert "tiles = max((min(N, BLOCK) + 1023) // 1024, 1)" in result["backward"]
     assert f"grid, BLOCK = {made}, min(BLOCK, 1024)" in result["backward"]
     assert "num_warps=4" in result["backward"]
+    assert_right(file, result, SHAPES)
+
+
+def test_programs_that_run_in_turn__have_tiles_of_one_row(write: Callable[[str], Path]) -> None:
+    made = draft(written(write), {"M": 5, "N": 20}, config=TILE)["backward"]
+    assert "at = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)" in made
+    assert "tile, pid = at % tl.num_programs(1), at // tl.num_programs(1)" in made
+    assert "row = pid.to(tl.int64)" in made
+
+
+def test_row_that_is_not_masked_everywhere__has_programs_for_the_whole_block(
+    write: Callable[[str], Path],
+) -> None:
+    source = FORWARD.format(body=GATE, grid="(M,)", grads="(0, 1)").replace('(dims["N"],)', "(4096,)")
+    file = write(source.replace("w_ptr + cols, mask=mask, other=0.0", "w_ptr + cols"))
+    result = draft(file, {"M": 5, "N": 20}, config=TILE)
+    assert "tiles = max((BLOCK + 1023) // 1024, 1)" in result["backward"]
     assert_right(file, result, SHAPES)
 
 

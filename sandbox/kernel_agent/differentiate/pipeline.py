@@ -362,13 +362,14 @@ def _part(fwd: Forward, plan: Scheduled, text: FunctionText, kernels: dict[str, 
     notes = header(reverse, plan.totals, part.checks) + ([] if plan.rows is None else [plan.rows.note])
     notes += [f"lines are those of {Path(site.home.path).name}"] if site.home.imported else []
 
-    def emit(name: str, effects: list, notes: list[str]) -> Emitted:
-        emitted = Emitter(site.kernel, name, lines).emit(effects, notes)
+    def emit(name: str, effects: list, notes: list[str], tiles: int | None = None) -> Emitted:
+        emitted = Emitter(site.kernel, name, lines).emit(effects, notes, tiles)
         kernels[name] = emitted.text
         return emitted
 
     if any(map(effects_of, reverse.effects)):
-        emitted = emit(owner.name, reverse.effects, notes + ([] if fused is None else [fused.note]))
+        tiles = site.blocks.axis if isinstance(site.blocks, trace.Tiles) and fused is None else None
+        emitted = emit(owner.name, reverse.effects, notes + ([] if fused is None else [fused.note]), tiles)
         step = Step(emitted, "grid")
         if fused is not None:
             step = partials_step(text, part, emitted, fused, draft.programs)

@@ -87,25 +87,41 @@ class Site:
 
 @dataclass(frozen=True)
 class Blocks:
-    """Sizes of blocks in place of those that a launch passes; programs along `axis` share out `rows`. With
-    `spread` they share out the lanes of the one block, and the launch has one program along the axis."""
+    """Sizes of blocks in place of those that a launch passes; programs along `axis` share out `rows`."""
 
     sizes: dict[str, int]
     rows: str
     axis: int
     lines: range  # of the launch
-    spread: bool = False
 
     def launch(self, launch: Launch) -> Launch:
         """The launch with these blocks; itself where they do not divide the rows of a program."""
         own, theirs = self.sizes[self.rows], launch.args[self.rows]
-        if self.spread and isinstance(theirs, int):
-            own = min(own, theirs)
         if not isinstance(theirs, int) or theirs % own:
             return launch
-        grid = [*launch.grid, *[1] * (self.axis + 1 - len(launch.grid))]
+        grid = list(launch.grid)
         grid[self.axis] *= theirs // own
-        return replace(launch, args={**launch.args, **self.sizes, self.rows: own}, grid=tuple(grid))
+        return replace(launch, args={**launch.args, **self.sizes}, grid=tuple(grid))
+
+
+@dataclass(frozen=True)
+class Tiles(Blocks):
+    """A smaller size for the one block of a launch: programs along `axis`, where there was one, share out its
+    lanes, of which the argument `length` says how many there are."""
+
+    length: str | None = None
+
+    def launch(self, launch: Launch) -> Launch:
+        """The launch with these tiles; itself where the block's size is no number."""
+        theirs = launch.args[self.rows]
+        if not isinstance(theirs, int):
+            return launch
+        own = min(self.sizes[self.rows], theirs)
+        most = launch.args.get(self.length) if self.length is not None else None
+        used = min(most, theirs) if isinstance(most, int) else theirs
+        grid = [*launch.grid, *[1] * (self.axis + 1 - len(launch.grid))]
+        grid[self.axis] = max(-(-used // own), 1)
+        return replace(launch, args={**launch.args, self.rows: own}, grid=tuple(grid))
 
 
 class _Mark(torch.autograd.Function):
@@ -332,7 +348,7 @@ def _site(
     def read(facts: dict[tuple, bool] | None = None, whole: str | None = None) -> tuple[Builder, Kernel]:
         builder = Builder(source, home.module, home.functions, args, here, facts, whole)
         builder.tl = language_name(fwd.module) if home.imported else builder.tl
-        builder.spread = (blocks.rows, blocks.axis) if blocks is not None and blocks.spread else None
+        builder.spread = (blocks.rows, blocks.axis) if isinstance(blocks, Tiles) else None
         try:
             return builder, builder.kernel()
         except Refusal as refusal:

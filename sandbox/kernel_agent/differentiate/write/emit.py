@@ -118,10 +118,13 @@ class Emitter:
 
     # entry
 
-    def emit(self, effects: list, decisions: list[str]) -> Emitted:
+    def emit(self, effects: list, decisions: list[str], tiles: int | None = None) -> Emitted:
+        """`tiles` is the axis of the grid along which programs have tiles of one row."""
         self.demand = Demand(effects)
         self.places = places(self.demand, effects, self.g.top)
         self.addresses = self._addresses(effects)
+        if tiles is not None:
+            self._tiles_in_order(tiles)
         self.effects(effects)
         body = self._sections()
         params = [n for n in self.kernel.args if n in self.params]
@@ -140,6 +143,18 @@ class Emitter:
         lines = [*about, *[""] * bool(decisions), *body]
         text = "\n".join(["@triton.jit", *head, *indented(lines)]) + "\n"
         return Emitted(self.name, text, params, list(self.upstream), list(self.gradients), list(self.extra))
+
+    def _tiles_in_order(self, axis: int) -> None:
+        """A GPU starts programs along the first axis of the grid: let those have the tiles of a row in turn."""
+        row, tile = self.g.pid(0), self.g.pid(axis)
+        if row not in self.demand.seen or self.demand.seen & {self.g.npid(0), self.g.npid(axis)}:
+            return
+        at, names = self.unique("at"), [self.unique("tile"), self.unique(row.hint or "pid")]
+        first, count = f"{self.tl}.program_id(0)", f"{self.tl}.num_programs({axis})"
+        programs = f"{self.tl}.program_id({axis}) * {self.tl}.num_programs(0) + {first}"
+        self.line(INDICES, f"{at} = {programs}  # tiles of a row one after the other")
+        self.line(INDICES, f"{', '.join(names)} = {at} % {count}, {at} // {count}")
+        self.scope.names |= {tile: (names[0], INDICES), row: (names[1], INDICES)}
 
     def _addresses(self, effects: list) -> dict[Node, str]:
         """Offsets and masks, named after the first pointer that they are used with."""

@@ -22,7 +22,7 @@ from ..ir.nodes import Node, nodes_in
 from ..ir.refusal import Refusal
 from ..ir.spelling import INFIX, call_name, choice, gradient_name, upstream_name
 from ..prove.packed import Asked, AtMost, Distinct, Ordered
-from ..read.trace import Site, Untraced, grid_written
+from ..read.trace import Site, Tiles, Untraced, grid_written
 from ..schedule.saved import Saved
 from ..schedule.whole_rows import WARPS, Rows
 from .emit import Emitted
@@ -354,9 +354,11 @@ class FunctionText:
             return []
         name, axes = own.rows, range(len(self.site.launch.grid))
         lines = [] if self.saving else self.resolved_grid()
-        if own.spread:
+        if isinstance(own, Tiles):
             size = own.sizes[name]
-            lines += _broken(f"tiles = max({name} // {size}, 1)  # of a row: a program each in the backward")
+            row = name if own.length is None else f"min({own.length}, {name})"
+            count = f"max(({row} + {size - 1}) // {size}, 1)"
+            lines += ["        # tiles of a row: a program each in the backward", *_broken(f"tiles = {count}")]
             grid = tuple_text(["tiles" if axis == own.axis else f"grid[{axis}]" for axis in axes])
             return lines + _broken(f"grid, {name} = {grid}, min({name}, {size})")
         more = f" * ({name} // {own.sizes[name]})"
