@@ -216,6 +216,11 @@ static void judge_parity(struct ka_job *job, const struct ka_job_slot *found, st
         model_turn(job, KA_PHASE_FIX, command);
 }
 
+double ka_job_least_gain(const struct ka_job *job)
+{
+    return job->limits.min_rel_impr * (job->turn_source == 1 ? 0.5 : 1.0);
+}
+
 bool ka_job_repairs(const struct ka_job *job)
 {
     return job->phase == KA_PHASE_FIX && job->best_verified;
@@ -224,7 +229,7 @@ bool ka_job_repairs(const struct ka_job *job)
 /* All candidates of an optimise turn, or of the repair after one, are checked. */
 static void judge_speed(struct ka_job *job, const struct ka_job_slot *found, struct ka_command *command)
 {
-    bool gain = found->verified && found->cost < job->best_cost * (1.0 - job->limits.min_rel_impr);
+    bool gain = found->verified && found->cost < job->best_cost * (1.0 - ka_job_least_gain(job));
     job->current = found->snapshot;
     if (gain) {
         take_as_best(job, found);

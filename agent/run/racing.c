@@ -122,7 +122,7 @@ static void end(struct ka_run *run, const json_t *timed, const char *why)
     if (why) {
         ka_log(KA_LOG_INFO, "%s: not timed: %s", run->name, why);
     } else {
-        double min_rel = run->job.limits.min_rel_impr;
+        double min_rel = ka_job_least_gain(&run->job);
         doc = doc_of(cases, timed, &race);
         raced = (struct ka_raced){.cost = ka_race_cost(&race, run->job.best_cost, min_rel),
                                   .won = !race.ratio.count || ka_race_won(&race, min_rel),

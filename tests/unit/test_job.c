@@ -219,6 +219,21 @@ static void job__gain_above_the_threshold__becomes_the_best(void **state)
     assert_int_equal(job.rollbacks, 0);
 }
 
+/* Forward and backward are timed, and a tuner changes the backward alone. */
+static void job__variant_of_the_tuner__has_to_gain_half_as_much_as_a_model(void **state)
+{
+    (void)state;
+    struct ka_job job;
+    begin(&job, defaults); /* min_rel_impr is 0.05 */
+    PLAY(&job, {OK, KA_JOB_DRAFT, KA_CMD_ASK, 0}, {CANDIDATE(1), KA_JOB_CHECK, KA_CMD_CHECK, 1},
+         {VERIFIED(100), KA_JOB_OPTIMISE, KA_CMD_TUNE, 1}, {CANDIDATE(2), KA_JOB_CHECK, KA_CMD_CHECK, 2},
+         {VERIFIED(98), KA_JOB_OPTIMISE, KA_CMD_TUNE, 1}, {CANDIDATE(3), KA_JOB_CHECK, KA_CMD_CHECK, 3},
+         {VERIFIED(97), KA_JOB_OPTIMISE, KA_CMD_TUNE, 3},
+         {EVENT(KA_EV_NO_CANDIDATE), KA_JOB_OPTIMISE, KA_CMD_ASK, 3},
+         {CANDIDATE(4), KA_JOB_CHECK, KA_CMD_CHECK, 4}, {VERIFIED(93), KA_JOB_OPTIMISE, KA_CMD_ASK, 3});
+    assert_true(job.best_cost == 97);
+}
+
 static void job__model_that_sees_nothing_to_gain__ends_with_the_best(void **state)
 {
     (void)state;
@@ -625,6 +640,7 @@ int main(void)
         cmocka_unit_test(job__failed_check__asks_for_a_fix_of_that_candidate),
         cmocka_unit_test(job__move_that_fails__has_one_turn_to_be_repaired),
         cmocka_unit_test(job__variant_of_the_tuner__is_not_repaired),
+        cmocka_unit_test(job__variant_of_the_tuner__has_to_gain_half_as_much_as_a_model),
         cmocka_unit_test(job__repair_without_questions_left__ends_with_the_best),
         cmocka_unit_test(job__resumed_repair__asks_the_same),
         cmocka_unit_test(job__attempts_below_the_best__roll_back_after_patience),
