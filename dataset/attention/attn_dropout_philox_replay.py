@@ -7,7 +7,9 @@ Backward   dV = A^T dO,  dP_ij = <dO_i, V_j> m_ij / (1 - p),  dS = P * (dP - del
            dQ = s dS K,  dK = s dS^T Q
 
 Forward schedule: a program owns a tile of queries and walks the keys with an online softmax. The total is the
-sum before dropout; only what meets V is masked. lse is saved, in units of log2, and no mask.
+sum before dropout; only what meets V is masked. lse is saved, in units of log2, and O in float32: where one
+key has nearly all of P, dS is a difference of nearly equal numbers, and a delta of rounded O would be all of
+it. No mask is saved.
 Backward schedule: the generator is counter-based: a number is a function of (i, j), not of who asks or when.
 So tiles may be walked in another order, or be transposed. The key tile's owner uses that: it builds S^T, keys
 by queries, whose products with dO and Q are dots without a transposition in between, and draws the mask of
@@ -58,7 +60,7 @@ def keeps(seed, head, i, j, N, p):
 
 @triton.jit
 def dropout_attention_kernel(
-    q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, N, D, scale_log2, p, seed,
+    q_ptr, k_ptr, v_ptr, o_ptr, exact_ptr, lse_ptr, N, D, scale_log2, p, seed,
     PRECISION: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(1).to(tl.int64) * N
@@ -80,7 +82,9 @@ def dropout_attention_kernel(
         kept = tl.where(keeps(seed, tl.program_id(1), rows[:, None], cols[None, :], N, p), e, 0.0)
         acc = tl.dot(kept.to(v.dtype), v, acc * rescale[:, None], input_precision=PRECISION)
         m = m_new
-    store_tile(o_ptr + head * D, acc / (total * (1 - p))[:, None], rows, d, N, D)
+    o = acc / (total * (1 - p))[:, None]
+    store_tile(o_ptr + head * D, o, rows, d, N, D)
+    store_tile(exact_ptr + head * D, o, rows, d, N, D)
     tl.store(lse_ptr + head + rows, m + tl.log2(total), mask=rows < N)
 
 
@@ -100,11 +104,11 @@ def dropout_attention_forward(q, k, v, p, seed):
         raise ValueError(f"{N} tokens of dimension {D}: a head of up to 32768 x 128 has counters of 32 bits")
     if not 0 <= p < 1:
         raise ValueError(f"p = {p} is no probability below 1")
-    o, tiles = torch.empty_like(q), tiling(q)
+    o, exact, tiles = torch.empty_like(q), torch.empty_like(q, dtype=torch.float32), tiling(q)
     lse = torch.empty((B, H, N), device=q.device, dtype=torch.float32)
     grid = (triton.cdiv(N, tiles["BLOCK"]), B * H)
-    dropout_attention_kernel[grid](q, k, v, o, lse, N, D, D**-0.5 * LOG2E, p, seed, **tiles)
-    return o, lse
+    dropout_attention_kernel[grid](q, k, v, o, exact, lse, N, D, D**-0.5 * LOG2E, p, seed, **tiles)
+    return o, exact, lse
 
 
 @autodiff(inputs_require_grad=(0, 1, 2))
@@ -137,7 +141,7 @@ def make_args(dims, device="cuda", dtype=torch.float32):
 def delta_kernel(o_ptr, do_ptr, delta_ptr, R, D, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr):
     rows = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     d = tl.arange(0, BLOCK_D)
-    o = load_tile(o_ptr, rows, d, R, D).to(tl.float32)
+    o = load_tile(o_ptr, rows, d, R, D)
     do = load_tile(do_ptr, rows, d, R, D).to(tl.float32)
     tl.store(delta_ptr + rows, tl.sum(o * do, axis=1), mask=rows < R)
 
@@ -200,8 +204,8 @@ class DropoutAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, p, seed):
         q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
-        o, lse = dropout_attention_forward(q, k, v, p, seed)
-        ctx.save_for_backward(q, k, v, o, lse)
+        o, exact, lse = dropout_attention_forward(q, k, v, p, seed)
+        ctx.save_for_backward(q, k, v, exact, lse)
         ctx.p, ctx.seed = p, seed
         return o
 

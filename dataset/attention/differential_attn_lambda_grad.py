@@ -1,15 +1,16 @@
 """Differential attention: the difference of two causal softmax maps, one weighed by a learned number a head.
 
 Forward    P1 = softmax(s Q1 K1^T),  P2 = softmax(s Q2 K2^T),  O = P1 V - c P2 V = O1 - c O2   (c = lambda)
-Backward   dP1 = dO V^T =: dP,  dP2 = -c dP,  with  e = <dO, O2>  and  delta = <dO, O1> = <dO, O> + c e:
+Backward   dP1 = dO V^T =: dP,  dP2 = -c dP,  with  e = <dO, O2>  and  delta = <dO, O1>:
            dS1 = P1 * (dP - delta),    dS2 = -c P2 * (dP - e),    dV = (P1 - c P2)^T dO,
            dQ1 = s dS1 K1,  dK1 = s dS1^T Q1,  and the same for 2,    dc = -sum over batch and rows of e
 
 Forward schedule: a program owns a tile of queries and walks the keys up to the diagonal with two online
-softmaxes and two accumulators; a tile of V is loaded once for both. It saves both lse (in log2), and O2
-beside the output: O1 is O + c O2.
+softmaxes and two accumulators; a tile of V is loaded once for both. It saves both lse (in log2), and O1 and
+O2 in float32: where one key has nearly all of a map, dS is a difference of nearly equal numbers, and a
+correction of rounded outputs would be all of it.
 Backward schedule: e is the row correction of the second map and, summed, the gradient of c. The prologue that
-reads dO, O and O2 stores both corrections and a slot with its sum, so dc costs no pass over scores. In a tile
+reads dO, O1 and O2 stores both corrections and a slot with its sum, so dc costs no pass over scores. In a tile
 the maps share dP, and dV is one dot with P1 - c P2: key tiles take six dots, with dK1, dK2 and dV in
 registers, query tiles five for dQ1 and dQ2. Two separate attentions would take eight and six, and read V and
 dO twice.
@@ -70,7 +71,8 @@ def online(s, v, m, total, acc, PRECISION: tl.constexpr):
 
 @triton.jit
 def differential_kernel(
-    q1_ptr, k1_ptr, q2_ptr, k2_ptr, v_ptr, c_ptr, o_ptr, o2_ptr, lse1_ptr, lse2_ptr, H, N, D, E, scale_log2,
+    q1_ptr, k1_ptr, q2_ptr, k2_ptr, v_ptr, c_ptr, o_ptr, o1_ptr, o2_ptr, lse1_ptr, lse2_ptr,
+    H, N, D, E, scale_log2,
     PRECISION: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(1).to(tl.int64) * N
@@ -94,8 +96,9 @@ def differential_kernel(
         s2 = causal_scores(q2, k2, rows, cols, scale_log2, PRECISION)
         m1, total1, acc1 = online(s1, v, m1, total1, acc1, PRECISION)
         m2, total2, acc2 = online(s2, v, m2, total2, acc2, PRECISION)
-    o2 = acc2 / total2[:, None]
-    store_tile(o_ptr + head * E, acc1 / total1[:, None] - c * o2, rows, e, N, E)
+    o1, o2 = acc1 / total1[:, None], acc2 / total2[:, None]
+    store_tile(o_ptr + head * E, o1 - c * o2, rows, e, N, E)
+    store_tile(o1_ptr + head * E, o1, rows, e, N, E)
     store_tile(o2_ptr + head * E, o2, rows, e, N, E)
     tl.store(lse1_ptr + head + rows, m1 + tl.log2(total1), mask=rows < N)
     tl.store(lse2_ptr + head + rows, m2 + tl.log2(total2), mask=rows < N)
@@ -107,12 +110,13 @@ def differential_forward(q1, k1, q2, k2, v, c):
         raise ValueError("queries and keys must have one shape, and v and c fit them")
     if max(D, E) > 128:
         raise ValueError(f"head dimension {max(D, E)} does not fit one tile")
-    o, o2 = torch.empty_like(v), torch.empty_like(v)
+    o, (o1, o2) = torch.empty_like(v), (torch.empty_like(v, dtype=torch.float32) for _ in range(2))
     lse1, lse2 = (torch.empty((B, H, N), device=v.device, dtype=torch.float32) for _ in range(2))
     tiles = tiling(q1, v)
     grid = (triton.cdiv(N, tiles["BLOCK"]), B * H)
-    differential_kernel[grid](q1, k1, q2, k2, v, c, o, o2, lse1, lse2, H, N, D, E, D**-0.5 * LOG2E, **tiles)
-    return o, o2, lse1, lse2
+    made = (o, o1, o2, lse1, lse2)
+    differential_kernel[grid](q1, k1, q2, k2, v, c, *made, H, N, D, E, D**-0.5 * LOG2E, **tiles)
+    return made
 
 
 @autodiff(inputs_require_grad=(0, 1, 2, 3, 4, 5))
@@ -147,18 +151,17 @@ def make_args(dims, device="cuda", dtype=torch.float32):
 
 @triton.jit
 def corrections_kernel(
-    o_ptr, o2_ptr, do_ptr, c_ptr, delta_ptr, e_ptr, slots_ptr, H, N, E,
+    o1_ptr, o2_ptr, do_ptr, delta_ptr, e_ptr, slots_ptr, N, E,
     BLOCK: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(1).to(tl.int64) * N
-    c = tl.load(c_ptr + tl.program_id(1) % H).to(tl.float32)
     rows, cols = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, BLOCK_E)
-    o = load_tile(o_ptr + head * E, rows, cols, N, E).to(tl.float32)
-    o2 = load_tile(o2_ptr + head * E, rows, cols, N, E).to(tl.float32)
+    o1 = load_tile(o1_ptr + head * E, rows, cols, N, E)
+    o2 = load_tile(o2_ptr + head * E, rows, cols, N, E)
     do = load_tile(do_ptr + head * E, rows, cols, N, E).to(tl.float32)
     e = tl.sum(do * o2, axis=1)
     tl.store(e_ptr + head + rows, e, mask=rows < N)
-    tl.store(delta_ptr + head + rows, tl.sum(do * o, axis=1) + c * e, mask=rows < N)
+    tl.store(delta_ptr + head + rows, tl.sum(do * o1, axis=1), mask=rows < N)
     tl.store(slots_ptr + tl.program_id(1) * tl.num_programs(0) + tl.program_id(0), -tl.sum(e))
 
 
@@ -250,19 +253,19 @@ class DifferentialAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q1, k1, q2, k2, v, c):
         inputs = tuple(tensor.contiguous() for tensor in (q1, k1, q2, k2, v, c))
-        o, o2, lse1, lse2 = differential_forward(*inputs)
-        ctx.save_for_backward(*inputs, o, o2, lse1, lse2)
+        o, *saved = differential_forward(*inputs)
+        ctx.save_for_backward(*inputs, *saved)
         return o
 
     @staticmethod
     def backward(ctx, do):
-        q1, k1, q2, k2, v, c, o, o2, lse1, lse2 = ctx.saved_tensors
+        q1, k1, q2, k2, v, c, o1, o2, lse1, lse2 = ctx.saved_tensors
         do, needs = do.contiguous(), ctx.needs_input_grad
         (B, H, N, D), E, tiles = q1.shape, v.shape[-1], tiling(q1, v)
         T = triton.cdiv(N, tiles["BLOCK"])
         delta, e, slots = torch.empty_like(lse1), torch.empty_like(lse1), lse1.new_empty((B, H, T))
         corrections_kernel[(T, B * H)](
-            o, o2, do, c, delta, e, slots, H, N, E, BLOCK=tiles["BLOCK"], BLOCK_E=tiles["BLOCK_E"]
+            o1, o2, do, delta, e, slots, N, E, BLOCK=tiles["BLOCK"], BLOCK_E=tiles["BLOCK_E"]
         )
         seen = (q1, k1, q2, k2, v, c, do, lse1, lse2, delta, e)
         sizes = (H, N, D, E, D**-0.5, D**-0.5 * LOG2E)

@@ -6,7 +6,8 @@ Backward   dS = P * (dO X^T - delta),  delta_r = <dO_r, O_r>,
            dX = P^T dO + s dS^T W  (as value and as key),   dW = s sum over batch of dS X
 
 Forward schedule: a program owns (batch entry, head): R queries fit one tile, and it walks the tokens with an
-online softmax. lse is saved, in units of log2.
+online softmax. lse is saved, in units of log2, and O in float32, few numbers: where one token has nearly all
+of P, dS is a difference of nearly equal numbers, and a delta of rounded O would be all of it.
 Backward schedule: the ownership is kept, for the program meets each token of its set once, and nobody else
 does. One load of a tile of X serves the scores, dO X^T and dW; both of its roles are dots into one register
 tile, and dX is stored once, where two owners would have to be added. dW gathers in registers over the set and
@@ -54,7 +55,7 @@ def store_tile(ptr, value, rows, d, R, D, stride):
 
 @triton.jit
 def pool_kernel(
-    x_ptr, w_ptr, len_ptr, o_ptr, lse_ptr, N, H, R, D, scale_log2,
+    x_ptr, w_ptr, len_ptr, o_ptr, exact_ptr, lse_ptr, N, H, R, D, scale_log2,
     PRECISION: tl.constexpr, BLOCK: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     b, h = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -77,7 +78,9 @@ def pool_kernel(
         acc = tl.dot(p.to(x.dtype), x, acc * rescale[:, None], input_precision=PRECISION)
         m = m_new
     total = tl.where(total > 0.0, total, 1.0)  # an empty set
-    store_tile(o_ptr + (b * H + h) * R * D, acc / total[:, None], r, d, R, D, D)
+    o, at = acc / total[:, None], (b * H + h) * R * D
+    store_tile(o_ptr + at, o, r, d, R, D, D)
+    store_tile(exact_ptr + at, o, r, d, R, D, D)
     tl.store(lse_ptr + (b * H + h) * R + r, m + tl.log2(total), mask=r < R)
 
 
@@ -88,9 +91,9 @@ def pool_forward(x, w, length):
     if R > 64 or D > 128:
         raise ValueError(f"{R} queries of dimension {D} do not fit one tile")
     o = x.new_empty((B, H, R, D))
-    lse = torch.empty((B, H, R), device=x.device, dtype=torch.float32)
-    pool_kernel[(B, H)](x, w, length, o, lse, N, H, R, D, D**-0.5 * LOG2E, **tiling(x, w))
-    return o, lse
+    exact, lse = torch.empty_like(o, dtype=torch.float32), o.new_empty((B, H, R), dtype=torch.float32)
+    pool_kernel[(B, H)](x, w, length, o, exact, lse, N, H, R, D, D**-0.5 * LOG2E, **tiling(x, w))
+    return o, exact, lse
 
 
 @autodiff(inputs_require_grad=(0, 1))
@@ -140,7 +143,7 @@ def pool_backward_kernel(
     w = load_tile(w_ptr + h * R * D, r, d, R, D, D)
     do = load_tile(do_ptr + o_at * D, r, d, R, D, D)
     o = load_tile(o_ptr + o_at * D, r, d, R, D, D)
-    delta = tl.sum(do.to(tl.float32) * o.to(tl.float32), axis=1)
+    delta = tl.sum(do.to(tl.float32) * o, axis=1)
     lse = tl.load(lse_ptr + o_at + r, mask=r < R, other=float("inf"))
     dw = tl.zeros([BLOCK_R, BLOCK_D], dtype=tl.float32)
     for start in range(0, N, BLOCK):  # also beyond L, where P is 0 and so is dX
@@ -172,8 +175,8 @@ class AttentionPool(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, w, length):
         x, w, length = x.contiguous(), w.contiguous(), length.contiguous()
-        o, lse = pool_forward(x, w, length)
-        ctx.save_for_backward(x, w, length, o, lse)
+        o, exact, lse = pool_forward(x, w, length)
+        ctx.save_for_backward(x, w, length, exact, lse)
         return o
 
     @staticmethod

@@ -93,14 +93,15 @@ SWEEP_CPU = [{"N": 2, "C": 3, "H": 9, "W": 10}, {"N": 1, "C": 2, "H": 14, "W": 1
 
 
 def make_args(dims, device="cuda", dtype=torch.float32):
-    """A turn, a stretch and a shift; some places are outside, few exactly between two pixels' ranges."""
-    N = dims["N"]
+    """A turn, a stretch and a shift; some places are outside. In pixels the matrix has sixteenths and the shift
+    odd sixty-fourths, so that no place is within rounding of a pixel, where the gradient of theta jumps."""
+    N, H, W = dims["N"], max(1, dims["H"]), max(1, dims["W"])
     x = torch.randn(N, dims["C"], dims["H"], dims["W"], device=device, dtype=dtype)
     angle = 0.5 + 0.3 * torch.randn(N, device=device)
     stretch = 0.8 + 0.3 * torch.rand(N, device=device)
-    c, s = stretch * angle.cos(), stretch * angle.sin()
-    shift = 0.2 * torch.randn(2, N, device=device)
-    theta = torch.stack([c, -s, shift[0], s, c, shift[1]], dim=1)
+    c, s = (((stretch * turn).mul(16).round() / 16) for turn in (angle.cos(), angle.sin()))
+    by, down = (((0.1 * size * torch.randn(N, device=device)).mul(32).round() + 0.5) / 32 for size in (W, H))
+    theta = torch.stack([c, -s * H / W, 2 * by / W, s * W / H, c, 2 * down / H], dim=1)
     return x, theta.reshape(N, 2, 3).to(dtype)
 
 

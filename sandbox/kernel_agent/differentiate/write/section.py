@@ -358,7 +358,10 @@ class FunctionText:
             size = own.sizes[name]
             row = name if own.length is None else f"min({own.length}, {name})"
             count = f"max(({row} + {size - 1}) // {size}, 1)"
-            lines += ["        # tiles of a row: a program each in the backward", *_broken(f"tiles = {count}")]
+            lines += [
+                "        # tiles of a row: a program each in the backward",
+                *_broken(f"tiles = {count}"),
+            ]
             grid = tuple_text(["tiles" if axis == own.axis else f"grid[{axis}]" for axis in axes])
             return lines + _broken(f"grid, {name} = {grid}, min({name}, {size})")
         more = f" * ({name} // {own.sizes[name]})"
