@@ -111,7 +111,7 @@ class Run:
         folder = self.args.work / re.sub(r"\W+", "_", Path(name).stem)
         folder.mkdir(parents=True, exist_ok=True)
         forward = folder / path.name
-        forward.write_text(forward_of(str(path)))
+        forward.write_text(forward_of(str(path.relative_to(ROOT))))
         if asked and path.with_name("ops").is_dir():
             shutil.copytree(path.with_name("ops"), folder / "ops", dirs_exist_ok=True)
         entry: Entry = {"file": name, "sha256": digest([path]), "program": self.program, **asked}
@@ -135,6 +135,8 @@ class Run:
             why = made.get("failures") or (made.get("error") or {}).get("message") or done.err[-REASON_MAX:]
             return entry | {"reason": reason(str(why))}
         entry |= {"tuned_ms": made.get("ms"), "attempts": made.get("attempts")}
+        if not made.get("pair"):  # ended while it was optimised
+            return entry | {"reason": f"no pair: {done.why}"}
         bench = ["bench", made["pair"], "--only", "bwd", "--seconds", self.args.seconds, *shape]
         with self.alone:
             result, done = self.command(*bench, "--out", folder / "runs", most=self.args.most)
