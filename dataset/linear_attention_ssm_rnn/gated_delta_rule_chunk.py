@@ -231,7 +231,7 @@ def local_kernel(
         store_tile(local_ptr + head * T * DV, tl.dot(P, do, input_precision=PRECISION), rows, cols, T, DV)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["DV"])  # with DV = 1 as a constant, Triton 3.6 mixes R up
 def state_backward_kernel(
     q_ptr, k_ptr, beta_ptr, g_ptr, inverse_ptr, do_ptr, local_ptr, r_ptr, dn_ptr, dv_ptr, T, DK, DV, chunks,
     PRECISION: tl.constexpr, CHUNK: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
@@ -262,7 +262,7 @@ def state_backward_kernel(
         r = tl.dot(tl.trans(q), do, r, input_precision=PRECISION)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["DV"])  # with DV = 1 as a constant, Triton 3.6 mixes R up
 def chunk_backward_kernel(
     q_ptr, k_ptr, beta_ptr, g_ptr, state_ptr, e_ptr, r_ptr, dn_ptr, dv_ptr, do_ptr,
     dq_ptr, dk_ptr, dbeta_ptr, dg_ptr, T, DK, DV, chunks,
