@@ -9,7 +9,7 @@ import time
 import pytest
 import torch
 from kernel_agent import draw, forward, fresh_memory, tensors, watching
-from kernel_agent.operations import candidate, questions
+from kernel_agent.operations import budget, candidate, questions
 from sources import SCALE, SCALE_PAIR
 
 CASE = {"id": 0, "dims": {"N": 37}, "seed": 5, "upstream": {"kind": "normal", "seed": 4}}
@@ -250,6 +250,17 @@ def test_cases__one_fails__the_others_are_run(write, tmp_path):
     result = candidate.run(request | {"cases": [CASE, bad, CASE | {"id": 2}]}, tmp_path)
     assert [(c["id"], c["ok"]) for c in result["cases"]] == [(0, True), (1, False), (2, True)]
     assert result["cases"][1]["error"]["kind"] == "make_args_raised"
+
+
+def test_cases__one_leaves_the_gpu_unusable__the_others_are_not_run(write, tmp_path, monkeypatch):
+    monkeypatch.setattr(budget, "is_lost", lambda device: True)
+    request = {"file": str(write(SCALE_PAIR)), "device": "cpu", "entry": "scale_autograd"}
+    bad = CASE | {"id": 1, "dims": {"Z": 3}}
+    first, second, third = candidate.run(request | {"cases": [CASE, bad, CASE | {"id": 2}]}, tmp_path)[
+        "cases"
+    ]
+    assert first["ok"] and second["error"]["kind"] == "make_args_raised"
+    assert third["error"]["message"] == 'not run: a case of {"Z": 3} before it left the GPU unusable'
 
 
 @pytest.mark.parametrize(

@@ -122,6 +122,16 @@ def release(device: str) -> None:
         torch.cuda.empty_cache()
 
 
+def is_lost(device: str) -> bool:
+    """Whether nothing can be done on a GPU any more in this process, as after an access out of bounds."""
+    try:
+        if device.startswith("cuda"):
+            torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False
+
+
 def out_of_memory(error: BaseException) -> str | None:
     """A sentence on whose memory ran out, what was asked for and what was free; None for any other error."""
     for cause in _causes(error):

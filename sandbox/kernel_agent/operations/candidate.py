@@ -41,7 +41,8 @@ _SHAPE = re.compile(
 
 
 def run(request: dict[str, Any], scratch: Path) -> dict[str, Any]:
-    """The result of docs/protocol.md's op candidate. Errors of one case do not end the others."""
+    """The result of docs/protocol.md's op candidate. Errors of one case do not end the others, unless they
+    leave the GPU unusable: those that follow are not run, and say so."""
     device = request.get("device") or "cpu"
     mode = "cuda" if device.startswith("cuda") else "interpret"
     target = request.get("target") or "sm_90"
@@ -57,13 +58,18 @@ def run(request: dict[str, Any], scratch: Path) -> dict[str, Any]:
     try_every_configuration()
     cases = []
     known: dict[str, StubCall] = {}
+    lost = ""
     for case in request["cases"]:
         started = time.monotonic()
         try:
+            if lost:
+                raise Unusable("candidate_raised", lost)
             result = _run_case(fwd, entry, case, request, scratch, known)
+            budget.release(device)
         except (Exception, SystemExit) as exc:  # noqa: BLE001 (one case fails, the others go on)
             result = {"ok": False, "file": None, "error": _error(exc, fwd).to_dict()}
-        budget.release(device)
+            if not lost and budget.is_lost(device):
+                lost = f"not run: a case of {json.dumps(case['dims'])} before it left the GPU unusable"
         cases.append(
             {"id": case["id"], "ok": True, **result, "seconds": round(time.monotonic() - started, 6)}
         )
