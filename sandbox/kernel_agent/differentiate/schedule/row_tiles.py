@@ -10,7 +10,7 @@ one more axis of the grid:
 Lanes that are masked off take as long as others; of 11,008 elements in a block of 16,384 a third is. Tiles
 that are masked off as a whole have no program, where the kernel's masks tell how long a row is, and programs
 that run one after the other have tiles that lie one after the other: along an axis of their own alone, those
-of a GEGLU took 4% longer on an H200 (bench/results/row-tiles-h200.json). Which tile is worth it is for the
+of a GEGLU took 4% longer on an H200 (bench/results/row-kernels-h200.json). Which tile is worth it is for the
 tuner to measure.
 """
 
