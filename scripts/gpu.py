@@ -43,6 +43,8 @@ SMALL_SWEEP = [{"M": 37, "N": 90}, {"M": 4, "N": 513}]
 CPU_SWEEP = [{"M": 3, "N": 20}]
 NORM = "bench/gpu/layer_norm_30.py"
 TEXT_MAX = 400  # characters of a message that are kept
+SLOW = 40  # seconds after which a run's longest children are kept
+LONGEST = 6
 
 
 @dataclasses.dataclass
@@ -103,6 +105,8 @@ def entry_of(ended: bounded.Ended) -> dict[str, Any]:
     }
     shapes = result.get("shapes") or {}
     made["shapes"] = {name: value for name, value in shapes.items() if isinstance(value, int)}
+    if made["seconds"] > SLOW:
+        made["longest"] = longest(result.get("children") or [])
     differences = (result.get("oracles") or {}).get("finite_differences") or {}
     if "Error" in differences.get("reason", ""):  # of ours: what a file does to them is said in words
         made["no_differences"] = differences["reason"][:TEXT_MAX]
@@ -110,6 +114,15 @@ def entry_of(ended: bounded.Ended) -> dict[str, Any]:
         why = result.get("failures") or (result.get("error") or {}).get("message") or ended.why
         made["reason"] = why.strip()[:TEXT_MAX]
     return made
+
+
+def longest(children: list[dict[str, Any]]) -> list[str]:
+    """What a slow run's longest children did: operation, part, when in the run, how many cases."""
+    spans = sorted(children, key=lambda child: child.get("start", 0) - child.get("end", 0))
+    return [
+        f"{c.get('op')} {c.get('part') or ''} {c.get('start')}-{c.get('end')} s, {c.get('cases')} cases"
+        for c in spans[:LONGEST]
+    ]
 
 
 def wrong(entries: Iterable[dict[str, Any]], fine: tuple[str, ...] = ("verified",)) -> list[str]:

@@ -102,6 +102,14 @@ def test_entry__is_small_and_has_what_went_wrong():
     assert none["verdict"] == "none" and "signal 6" in none["reason"]
 
 
+def test_entry__that_was_slow__says_what_its_longest_children_did():
+    spans = [(0, 1), (1, 30), (2, 4), (3, 4), (4, 4.5), (5, 5.2), (6, 6.1)]
+    result = {"children": [{"op": "oracle", "start": a, "end": b, "cases": 2} for a, b in spans]}
+    slow = gpu.entry_of(bounded.Ended(0, json.dumps(result), "", 41.0))
+    assert slow["longest"][0] == "oracle  1-30 s, 2 cases" and len(slow["longest"]) == gpu.LONGEST
+    assert "longest" not in gpu.entry_of(bounded.Ended(0, json.dumps(result), "", 39.0))
+
+
 @pytest.mark.parametrize(
     ("reason", "wrong"),
     [("oracle: RuntimeError: two devices", 1), ("the stub detaches a value on the way to its outputs", 0)],
