@@ -5,7 +5,7 @@
 
 Softmax in five ways: dX from X with three sums over a row ("recomputed"), with the quotient taken out of the
 last sum ("factored"), from X and a saved log-sum-exp ("saved"), from Y ("output"), and by persistent programs
-that load ahead ("persistent"); beside them an addition of two such tensors ("add"), which moves as many bytes.
+that load ahead ("persistent"); beside them an addition of two such tensors ("add"), which moves as much.
 GEGLU with a row in one block ("row"), with tiles of a row along an axis of their own ("tile"), and flat, one
 tile after the other ("flat"), each with tanh in one branch, two, or as libdevice has it.
 

@@ -10,8 +10,8 @@ softmaxes and two accumulators; a tile of V is loaded once for both. It saves bo
 O2 in float32: where one key has nearly all of a map, dS is a difference of nearly equal numbers, and a
 correction of rounded outputs would be all of it.
 Backward schedule: e is the row correction of the second map and, summed, the gradient of c. The prologue that
-reads dO, O1 and O2 stores both corrections and a slot with its sum, so dc costs no pass over scores. In a tile
-the maps share dP, and dV is one dot with P1 - c P2: key tiles take six dots, with dK1, dK2 and dV in
+reads dO, O1 and O2 stores both corrections and a slot with its sum, so dc costs no pass over scores. In a
+tile the maps share dP, and dV is one dot with P1 - c P2: key tiles take six dots, with dK1, dK2 and dV in
 registers, query tiles five for dQ1 and dQ2. Two separate attentions would take eight and six, and read V and
 dO twice.
 

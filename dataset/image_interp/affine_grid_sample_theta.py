@@ -93,8 +93,8 @@ SWEEP_CPU = [{"N": 2, "C": 3, "H": 9, "W": 10}, {"N": 1, "C": 2, "H": 14, "W": 1
 
 
 def make_args(dims, device="cuda", dtype=torch.float32):
-    """A turn, a stretch and a shift; some places are outside. In pixels the matrix has sixteenths and the shift
-    odd sixty-fourths, so that no place is within rounding of a pixel, where the gradient of theta jumps."""
+    """A turn, a stretch and a shift; some places are outside. In pixels the matrix has sixteenths and the
+    shift odd sixty-fourths: no place is within rounding of a pixel, where the gradient of theta jumps."""
     N, H, W = dims["N"], max(1, dims["H"]), max(1, dims["W"])
     x = torch.randn(N, dims["C"], dims["H"], dims["W"], device=device, dtype=dtype)
     angle = 0.5 + 0.3 * torch.randn(N, device=device)

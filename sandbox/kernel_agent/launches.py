@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from triton.runtime.autotuner import Autotuner, Config, Heuristics
 from triton.runtime.interpreter import InterpretedFunction
-from triton.runtime.jit import JITFunction
+from triton.runtime.jit import JITFunction, KernelInterface
 
 from . import devices, interpret
 from .source import words
@@ -76,6 +76,42 @@ class Launch:
 
     def run(self) -> Any:
         return self._execute()
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What a launch returns. Libraries keep it, as the compiled kernel that it is, and launch it again by
+    `kept[grid](*args)`, past everything around the kernel: here it is a launch like the first one then."""
+
+    first: Launch
+    positional: int  # arguments without a keyword
+    compiled: Any  # on a GPU, unless a handler kept the launch from running
+    tuners: list[Autotuner]
+    heuristics: list[dict[str, Any]]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.compiled, name)
+
+    def __getitem__(self, grid: Any) -> Callable[..., Any]:
+        return lambda *args: self._launch(grid, args)
+
+    def _launch(self, grid: Any, args: tuple[Any, ...]) -> Any:
+        """`args`: every parameter, or every one that is no constexpr, in order. `grid` has three axes."""
+        first = self.first
+        written = len(first.grid)
+        grid = grid[:written] if all(extent == 1 for extent in grid[written:]) else grid
+        names = list(first.args)
+        asked = names if len(args) == len(names) else [n for n in names if n not in first.constexprs]
+        values = first.args | dict(zip(asked, args, strict=True))
+        options = first.options | {key: getattr(first, key) for key in _OPTION_DEFAULTS}
+        named = {key: (values | options)[key] for key in first.keywords}
+        tuners, heuristics = _state.tuners, _state.heuristics
+        _state.tuners, _state.heuristics = self.tuners, self.heuristics
+        try:
+            placed = [values[name] for name in names[: self.positional]]
+            return first.kernel.run(*placed, grid=grid, warmup=False, **named)
+        finally:
+            _state.tuners, _state.heuristics = tuners, heuristics
 
 
 Handler = Callable[[Launch], Any]
@@ -145,9 +181,17 @@ def benchmarking() -> bool:
     return _state.benchmarking > 0
 
 
+def is_launcher(kernel: Any) -> bool:
+    """Whether something launches a kernel that it holds as `fn`: Triton's own, or what libraries put around
+    it to remember launches."""
+    if isinstance(kernel, (JITFunction, InterpretedFunction)) or not isinstance(kernel, KernelInterface):
+        return False
+    return isinstance(getattr(kernel, "fn", None), KernelInterface)
+
+
 def jit_function(kernel: Any) -> JITFunction | None:
     """The jitted function inside any nesting of launchers, or None when `kernel` is none."""
-    while isinstance(kernel, (Autotuner, Heuristics)):
+    while is_launcher(kernel):
         kernel = kernel.fn
     if isinstance(kernel, InterpretedFunction):
         return _as_compiled(kernel)
@@ -176,7 +220,8 @@ def _install() -> None:
         if warmup:
             return _warmed(_resolve(self, args, kwargs, (1,), None))
         launch = _resolve(self, args, kwargs, grid, originals if real else None)
-        return _through(launch, len(_state.handlers) - 1)
+        made = _through(launch, len(_state.handlers) - 1)
+        return Kept(launch, len(args), made, list(_state.tuners), list(_state.heuristics))
 
     def jit_call(self: JITFunction, *args: Any, **kwargs: Any) -> Any:
         if interpret.running():
@@ -379,11 +424,15 @@ def _grid(grid: Any, args: dict[str, Any]) -> tuple[int, ...]:
 
 
 def _site() -> tuple[str, int]:
-    """The innermost frame outside Triton and this package."""
+    """The innermost frame outside Triton, this package, and launchers of other people's around a kernel."""
     frame: types.FrameType | None = sys._getframe(1)
+    found = None
     while frame is not None:
         name = frame.f_globals.get("__name__", "")
-        if not name.startswith(("triton.", "kernel_agent.")):
-            return frame.f_code.co_filename, frame.f_lineno
+        method = frame.f_code.co_varnames[:1] == ("self",)
+        if method and is_launcher(frame.f_locals.get("self")):
+            found = None
+        elif found is None and not name.startswith(("triton.", "kernel_agent.")):
+            found = frame.f_code.co_filename, frame.f_lineno
         frame = frame.f_back
-    return "", 0
+    return found or ("", 0)

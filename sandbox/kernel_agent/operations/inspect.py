@@ -105,7 +105,7 @@ def kernels(fwd: Forward) -> list[dict[str, Any]]:
 
 def _launchers(launcher: Any) -> set[type]:
     kinds = set()
-    while isinstance(launcher, (Autotuner, Heuristics)):
+    while launches.is_launcher(launcher):
         kinds.add(type(launcher))
         launcher = launcher.fn
     return kinds

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from triton.runtime.autotuner import Autotuner, Heuristics
+from triton.runtime.autotuner import Heuristics
 
 from ...forward import Forward
-from ...launches import Launch
+from ...launches import Launch, is_launcher
 from ..ir.refusal import Refusal
 
 KNOWN = ("triton", "math", "torch")  # modules that the generated section may import
@@ -54,7 +54,7 @@ class Home:
 def rules_of(kernel: Any, name: str) -> dict[str, tuple[str, Callable[[dict], Any]]]:
     """The heuristics of a kernel called `name`: what holds each in the text, and the rule itself."""
     found: dict[str, tuple[str, Callable[[dict], Any]]] = {}
-    while isinstance(kernel, (Autotuner, Heuristics)):
+    while is_launcher(kernel):
         if isinstance(kernel, Heuristics):
             found |= {rule: (name, function) for rule, function in kernel.values.items()}
         kernel, name = kernel.fn, f"{name}.fn"

@@ -101,7 +101,7 @@ def offers(site: Site) -> list[dict[str, Any]]:
 
 def chosen(sites: list[Site], config: dict[str, Any]) -> list[Blocks]:
     """The tiles that a configuration gives the backward of launches."""
-    tiles = []
+    tiles: list[Blocks] = []
     for site in sites:
         row = find(site)
         if row is not None and row.block in config:

@@ -145,7 +145,7 @@ class Emitter:
         return Emitted(self.name, text, params, list(self.upstream), list(self.gradients), list(self.extra))
 
     def _tiles_in_order(self, axis: int) -> None:
-        """A GPU starts programs along the first axis of the grid: let those have the tiles of a row in turn."""
+        """A GPU starts programs along the grid's first axis: let those have the tiles of a row in turn."""
         row, tile = self.g.pid(0), self.g.pid(axis)
         if row not in self.demand.seen or self.demand.seen & {self.g.npid(0), self.g.npid(axis)}:
             return
