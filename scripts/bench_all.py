@@ -35,12 +35,13 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import bounded
-from gpu import REFERENCES
+from gpu import REFERENCES, SLOW, longest
 from verify_dataset import NAMES, REASON_MAX, digest, program_digest, reason, version_of
 
 ROOT = Path(__file__).resolve().parents[1]
 MARKER = "# ---- backward ----"
 OTHERS = ("eager", "compile")
+LOG_LINES = 40  # of a run that was ended
 Entry = dict[str, Any]
 
 
@@ -111,7 +112,7 @@ class Run:
         folder = self.args.work / re.sub(r"\W+", "_", Path(name).stem)
         folder.mkdir(parents=True, exist_ok=True)
         forward = folder / path.name
-        forward.write_text(forward_of(str(path.relative_to(ROOT))))
+        forward.write_text(forward_of(str(asked.get("file", name))))
         if asked and path.with_name("ops").is_dir():
             shutil.copytree(path.with_name("ops"), folder / "ops", dirs_exist_ok=True)
         entry: Entry = {"file": name, "sha256": digest([path]), "program": self.program, **asked}
@@ -136,7 +137,9 @@ class Run:
             return entry | {"reason": reason(str(why))}
         entry |= {"tuned_ms": made.get("ms"), "attempts": made.get("attempts")}
         if not made.get("pair"):  # ended while it was optimised
-            return entry | {"reason": f"no pair: {done.why}"}
+            return entry | {"reason": f"no pair: {done.why}", "log": done.err.splitlines()[-LOG_LINES:]}
+        if done.seconds > SLOW:
+            entry["longest"] = longest(made.get("children") or [])
         bench = ["bench", made["pair"], "--only", "bwd", "--seconds", self.args.seconds, *shape]
         with self.alone:
             result, done = self.command(*bench, "--out", folder / "runs", most=self.args.most)

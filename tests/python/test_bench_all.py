@@ -29,6 +29,10 @@ with open({log!r}, "a") as log:
 if "REFUSED" in text:
     print(json.dumps({{"verdict": "not_verified", "error": {{"message": "a while loop"}}}}))
     sys.exit(4)
+if "ENDED" in text:
+    print("tuning", file=sys.stderr)
+    print(json.dumps({{"verdict": "verified", "pair": None, "ms": 1.5, "attempts": 1}}))
+    sys.exit(130)
 pair = path.with_name("pair.py")
 pair.write_text(text)
 print(json.dumps({{"verdict": "verified", "pair": str(pair), "ms": 1.5, "attempts": 2}}))
@@ -90,6 +94,13 @@ def test_refused__is_a_file_without_times_and_its_reason(place):
     code, said = place.call()
     assert code == 1 and "2 timed, 1 without times" in said and "a while loop" in said
     assert json.loads(place.out.read_text())["geomean"]["eager"]["files"] == 2
+
+
+def test_run_that_was_ended__has_no_pair_to_time_and_its_log(place):
+    place.pair("c", "ENDED")
+    code, said = place.call()
+    row = next(row for row in json.loads(place.out.read_text())["results"] if row["file"].endswith("c.py"))
+    assert code == 1 and "no pair: " in said and row["log"] == ["tuning"] and "ratios" not in row
 
 
 def test_resume__times_what_changed_and_what_had_no_turn(place):
