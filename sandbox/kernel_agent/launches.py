@@ -96,10 +96,11 @@ class Kept:
         return lambda *args: self._launch(grid, args)
 
     def _launch(self, grid: Any, args: tuple[Any, ...]) -> Any:
-        """`args`: every parameter, or every one that is no constexpr, in order. `grid` has three axes."""
+        """`args`: every parameter, or every one that is no constexpr, in order."""
         first = self.first
-        written = len(first.grid)
-        grid = grid[:written] if all(extent == 1 for extent in grid[written:]) else grid
+        written = len(first.grid)  # a compiled kernel takes three extents
+        if isinstance(grid, tuple) and all(extent == 1 for extent in grid[written:]):
+            grid = grid[:written]
         names = list(first.args)
         asked = names if len(args) == len(names) else [n for n in names if n not in first.constexprs]
         values = first.args | dict(zip(asked, args, strict=True))
