@@ -564,6 +564,24 @@ def test_inputs__refused_together__blame_what_is_refused_alone(write, tmp_path):
     assert not case["ok"] and list(case["blame"]) == ["x mixed"] and "not finite" in case["blame"]["x mixed"]
 
 
+def test_blame__of_the_same_dimensions__is_found_out_once(write, tmp_path, monkeypatch):
+    asked: list[dict[str, Any]] = []
+    found_out = oracle.why_unfair
+
+    def counted(fwd: Any, request: Any, case: Any, varied: Any) -> str:
+        asked.append(case["dims"])
+        return found_out(fwd, request, case, varied)
+
+    monkeypatch.setattr(oracle, "why_unfair", counted)
+    path = write(BY_STRIDE)
+    dims = forward.load(path).sweep[0].dims
+    varied = {"layouts": {"x": "slice"}, "values": {"x": "mixed"}}
+    cases = [{"id": at, "dims": dims, "seed": at, "upstream": {"kind": "normal", "seed": 9}} for at in (0, 1)]
+    request = {"file": str(path), "device": "cpu", "target": "sm_90", "dtype": None, "fd": False}
+    made = oracle.run(request | {"cases": [case | varied for case in cases]}, tmp_path)["cases"]
+    assert [list(case["blame"]) for case in made] == [["x mixed"]] * 2 and asked == [dims] * 2
+
+
 @pytest.mark.parametrize("varied", [{"values": {"x": "flat"}}, {"layouts": {"x": "spanned"}}])
 def test_inputs__equal_elements_at_a_kink__are_refused_and_elsewhere_taken(varied, write, tmp_path):
     assert run_case(write(BY_STRIDE), tmp_path, **varied)[0]["ok"]

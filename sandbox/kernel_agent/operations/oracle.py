@@ -56,12 +56,18 @@ def run(request: dict[str, Any], scratch: Path) -> dict[str, Any]:
         function=request.get("function"),
     )
     taken: dict[str, str] = {}
-    cases = [_guarded(fwd, request, case, scratch, taken) for case in request["cases"]]
+    unfair: dict[str, str] = {}
+    cases = [_guarded(fwd, request, case, scratch, taken, unfair) for case in request["cases"]]
     return {"ok": True, "cases": cases}
 
 
 def _guarded(
-    fwd: Forward, request: dict[str, Any], case: dict[str, Any], scratch: Path, taken: dict[str, str]
+    fwd: Forward,
+    request: dict[str, Any],
+    case: dict[str, Any],
+    scratch: Path,
+    taken: dict[str, str],
+    unfair: dict[str, str],
 ) -> dict[str, Any]:
     started, worked = time.monotonic(), _worked()
     result: dict[str, Any] = {"id": case["id"], "ok": True}
@@ -71,7 +77,7 @@ def _guarded(
         result |= made.run(scratch, request.get("fd") or False)
     except Exception as error:  # noqa: BLE001 (a case must not take the others down)
         found = _error(error, fwd)
-        result |= {"ok": False, "error": found.to_dict()} | blame(fwd, request, case, found)
+        result |= {"ok": False, "error": found.to_dict()} | blame(fwd, request, case, found, unfair)
     budget.release(fwd.device)
     result["seconds"] = round(time.monotonic() - started, 6)
     result["processor_seconds"] = round(_worked() - worked, 6)
@@ -86,10 +92,10 @@ def _worked() -> float:
 
 
 def blame(
-    fwd: Forward, request: dict[str, Any], case: dict[str, Any], found: Unusable
+    fwd: Forward, request: dict[str, Any], case: dict[str, Any], found: Unusable, unfair: dict[str, str]
 ) -> dict[str, dict[str, str]]:
     """Which choices for single inputs the forward does not take even alone, and why. Choices of which none
-    is to blame are refused together."""
+    is to blame are refused together. `unfair`: what was found for these dimensions, "" where one is taken."""
     choices = vary.Varied.of(case).alone()
     if not choices or found.kind == "too_large":
         return {}
@@ -97,12 +103,21 @@ def blame(
         return {"blame": {choices[0][0]: found.message}}
     why: dict[str, str] = {}
     for words, varied in choices:
-        try:
-            single = case | {"layouts": varied.layouts, "values": varied.values}
-            Case(fwd, single, request.get("dtype"), request.get("budget")).require_fair()
-        except Exception as error:  # noqa: BLE001 (as of a case)
-            why[words] = _error(error, fwd).message
+        key = json.dumps([case["dims"], case.get("scalar"), words], sort_keys=True)
+        if key not in unfair:
+            unfair[key] = why_unfair(fwd, request, case, varied)
+        if unfair[key]:
+            why[words] = unfair[key]
     return {"blame": why}
+
+
+def why_unfair(fwd: Forward, request: dict[str, Any], case: dict[str, Any], varied: vary.Varied) -> str:
+    try:
+        single = case | {"layouts": varied.layouts, "values": varied.values}
+        Case(fwd, single, request.get("dtype"), request.get("budget")).require_fair()
+    except Exception as error:  # noqa: BLE001 (as of a case)
+        return _error(error, fwd).message
+    return ""
 
 
 def _error(error: Exception, fwd: Forward) -> Unusable:
