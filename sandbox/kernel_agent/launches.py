@@ -78,26 +78,31 @@ class Launch:
         return self._execute()
 
 
-@dataclass(frozen=True)
 class Kept:
     """What a launch returns. Libraries keep it, as the compiled kernel that it is, and launch it again by
     `kept[grid](*args)`, past everything around the kernel: here it is a launch like the first one then."""
 
-    first: Launch
-    positional: int  # arguments without a keyword
-    compiled: Any  # on a GPU, unless a handler kept the launch from running
-    tuners: list[Autotuner]
-    heuristics: list[dict[str, Any]]
+    __slots__ = ("_again", "_compiled")
+
+    def __init__(self, again: Callable[..., Any], compiled: Any) -> None:
+        """`compiled`: on a GPU, unless a handler kept the launch from running."""
+        self._again, self._compiled = again, compiled
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.compiled, name)
+        if name in Kept.__slots__:  # of one that is being copied
+            raise AttributeError(name)
+        return getattr(self._compiled, name)
 
     def __getitem__(self, grid: Any) -> Callable[..., Any]:
-        return lambda *args: self._launch(grid, args)
+        return lambda *args: self._again(grid, args)
 
-    def _launch(self, grid: Any, args: tuple[Any, ...]) -> Any:
-        """`args`: every parameter, or every one that is no constexpr, in order."""
-        first = self.first
+
+def _again(first: Launch, positional: int) -> Callable[[Any, tuple[Any, ...]], Any]:
+    """The same launch once more, of a grid and of every parameter in order, or every one that is no
+    constexpr. `positional`: how many arguments had no keyword."""
+    tuners, heuristics = list(_state.tuners), list(_state.heuristics)
+
+    def launch(grid: Any, args: tuple[Any, ...]) -> Any:
         written = len(first.grid)  # a compiled kernel takes three extents
         if isinstance(grid, tuple) and all(extent == 1 for extent in grid[written:]):
             grid = grid[:written]
@@ -106,13 +111,15 @@ class Kept:
         values = first.args | dict(zip(asked, args, strict=True))
         options = first.options | {key: getattr(first, key) for key in _OPTION_DEFAULTS}
         named = {key: (values | options)[key] for key in first.keywords}
-        tuners, heuristics = _state.tuners, _state.heuristics
-        _state.tuners, _state.heuristics = self.tuners, self.heuristics
+        before = _state.tuners, _state.heuristics
+        _state.tuners, _state.heuristics = tuners, heuristics
         try:
-            placed = [values[name] for name in names[: self.positional]]
+            placed = [values[name] for name in names[:positional]]
             return first.kernel.run(*placed, grid=grid, warmup=False, **named)
         finally:
-            _state.tuners, _state.heuristics = tuners, heuristics
+            _state.tuners, _state.heuristics = before
+
+    return launch
 
 
 Handler = Callable[[Launch], Any]
@@ -221,8 +228,8 @@ def _install() -> None:
         if warmup:
             return _warmed(_resolve(self, args, kwargs, (1,), None))
         launch = _resolve(self, args, kwargs, grid, originals if real else None)
-        made = _through(launch, len(_state.handlers) - 1)
-        return Kept(launch, len(args), made, list(_state.tuners), list(_state.heuristics))
+        again = _again(launch, len(args))
+        return Kept(again, _through(launch, len(_state.handlers) - 1))
 
     def jit_call(self: JITFunction, *args: Any, **kwargs: Any) -> Any:
         if interpret.running():
