@@ -29,10 +29,11 @@ FAST = (
 )
 
 
-def case_of(path: Path) -> oracle.Case:
+def case_of(path: Path, dims: dict[str, Any] | None = None) -> oracle.Case:
     fwd = forward.load(path)
     upstream = {"kind": "normal", "seed": 9}
-    return oracle.Case(fwd, {"id": 0, "dims": fwd.sweep[0].dims, "seed": 5, "upstream": upstream}, None)
+    case = {"id": 0, "dims": dims or fwd.sweep[0].dims, "seed": 5, "upstream": upstream}
+    return oracle.Case(fwd, case, None)
 
 
 def verdict(slope: dict[str, Any]) -> str:
@@ -116,3 +117,26 @@ def test_part_that_is_nothing_for_one_upstream__shows_with_another(
     monkeypatch.setattr(finite_differences, "detaches", lambda tape: False)
     verdicts = [verdict(s) for s in finite_differences.finite_differences(case)["slopes"]["x"]]
     assert verdicts == ["agrees", "agrees", "disagrees", "disagrees"]
+
+
+def test_kink_in_the_very_middle__is_left_open() -> None:
+    """Equal largest values share the gradient, and no slope is theirs."""
+    path = Path(__file__).parents[2] / "dataset/reduction_softmax/amax_ties_share_gradient.py"
+    found = finite_differences.finite_differences(case_of(path, {"M": 29, "N": 22}))
+    assert [verdict(slope) for slope in found["slopes"]["x"]] == ["open"] * finite_differences.DIRECTIONS
+
+
+@pytest.mark.parametrize(
+    ("bends", "noise", "kink"),
+    [
+        ((1e-5, 5e-6, 2e-6), 0.0, False),  # curved: half a step, half the difference
+        ((0.1, 0.1, 0.1), 0.0, True),
+        ((0.1, 0.001, 0.0), 0.0, False),  # a kink at some distance
+        ((0.1, 0.1, 0.1), 0.05, False),  # rounding
+        ((0.1,), 0.0, False),
+    ],
+)
+def test_kink__is_what_stays_as_steps_shrink(bends: tuple[float, ...], noise: float, kink: bool) -> None:
+    steps = zip((1.0, 0.5, 0.2), bends, strict=False)
+    tried = [finite_differences.Slope(step, 1.0, 1.0, noise, bend) for step, bend in steps]
+    assert finite_differences.is_kink(tried) == kink

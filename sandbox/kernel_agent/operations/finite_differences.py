@@ -9,6 +9,7 @@ slope. A slope that is not certain says so and proves nothing.
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -39,6 +40,10 @@ STEPS = (1.0, 0.5, 0.2, 0.05)
 COARSE = (100.0, 50.0, 20.0)
 AGREE = 1e-3
 FINE = 1e-3
+# The slopes ahead and behind: between them lies what the step curves, and shrinks with it. What stays this
+# share of itself while steps shrink by half or more is a kink in the very middle, as where values are equal
+# of which the largest is taken: there no slope is the gradient's.
+STAYS = 0.75
 _SEED = 0x5EED
 
 
@@ -50,10 +55,13 @@ class Slope:
     analytic: float
     numeric: float
     noise: float  # what rounding in the two evaluations can make of `numeric`
+    bend: float  # half of what lies between the slopes ahead and behind
     spread: float = math.inf  # how far the slopes at other steps are apart
 
     def to_dict(self) -> dict[str, float | None]:
-        return {key: value if math.isfinite(value) else None for key, value in vars(self).items()}
+        told = ("step", "analytic", "numeric", "noise", "spread")
+        values = {key: getattr(self, key) for key in told}
+        return {key: value if math.isfinite(value) else None for key, value in values.items()}
 
 
 def finite_differences(case: Case) -> dict[str, Any]:
@@ -141,9 +149,20 @@ class _Forward:
             bound[name].copy_((bound[name].double() + offset).to(bound[name].dtype))
         return bound, bound[name].detach().double().clone()
 
+    @functools.cached_property
+    def middle(self) -> float:
+        return self.loss(self.case.arguments(self.asked))
+
     def loss(self, bound: dict[str, Any]) -> float:
         outputs = draw.flatten(self.case.call(bound))
         return sum(float((u.double() * outputs[at].double()).sum()) for at, u in self.upstreams.items())
+
+
+def is_kink(tried: list[Slope]) -> bool:
+    """Whether slopes of steps that shrink are of a function with a kink where they start."""
+    first, last = tried[0], tried[-1]
+    seen = AGREE * max(abs(last.numeric), abs(last.analytic)) + 4 * last.noise
+    return last.step < first.step and last.bend > max(seen, STAYS * first.bend)
 
 
 def _directional(
@@ -162,7 +181,8 @@ def _directional(
         behind, low = forward.arguments(name, -step * direction)
         less = forward.loss(behind)
         analytic = float((gradient.double() * (high - low)).sum()) / (2 * step)
-        return Slope(step, analytic, (more - less) / (2 * step), noise / step)
+        bend = abs(more - 2 * forward.middle + less) / (2 * step)
+        return Slope(step, analytic, (more - less) / (2 * step), noise / step, bend)
 
     def family(factors: tuple[float, ...], enough: int) -> Slope:
         tried: list[Slope] = []
@@ -173,7 +193,7 @@ def _directional(
             if len(tried) >= enough and spread <= AGREE * abs(values[-1]):
                 break
         middle = tried[len(tried) // 2]
-        middle.spread = spread
+        middle.spread = math.inf if is_kink(tried) else spread
         return middle
 
     fine = family(STEPS, 2 if best < FINE else 3)
