@@ -77,7 +77,7 @@ static const struct option_row rows[] = {
     {"patience-perf", "patience-perf-stop", INT, AT(run.patience_perf), "3", 1, 1000, NULL, "N",
      "optimise turns without gain before stopping"},
     {"min-rel-impr", NULL, REAL, AT(run.min_rel_impr), "0.02", 0, 1, NULL, "X",
-     "relative gain that an optimisation must bring; a tuner's variant half of it"},
+     "relative gain that an optimisation must bring; a timed variant of the tuner half of it"},
     {"max-tokens", NULL, INT, AT(run.max_tokens), "0", 0, INT_MAX, NULL, "N",
      "token budget of a run, in and out (0: none)"},
     {"max-seconds", NULL, INT, AT(run.max_seconds), "0", 0, INT_MAX, NULL, "S",

@@ -11,6 +11,8 @@
 #include <math.h>
 #include <string.h>
 
+#define TUNER_SHARE 0.5 /* of min_rel_impr: what a tuner changes is about half of what is timed */
+
 static const char *const state_names[] = {
     [KA_JOB_QUEUED] = "queued",     [KA_JOB_INSPECT] = "inspect",     [KA_JOB_PREFLIGHT] = "preflight",
     [KA_JOB_RETRIEVE] = "retrieve", [KA_JOB_DRAFT] = "draft",         [KA_JOB_CHECK] = "check",
@@ -218,7 +220,7 @@ static void judge_parity(struct ka_job *job, const struct ka_job_slot *found, st
 
 double ka_job_least_gain(const struct ka_job *job)
 {
-    return job->limits.min_rel_impr * (job->turn_source == 1 ? 0.5 : 1.0);
+    return job->limits.min_rel_impr * (job->turn_source == 1 ? TUNER_SHARE : 1);
 }
 
 bool ka_job_repairs(const struct ka_job *job)

@@ -165,8 +165,8 @@ int ka_job_step(struct ka_job *job, const struct ka_event *event, struct ka_comm
 /* After a restart: the command of the state the job is in, under a new operation number. */
 void ka_job_resume(struct ka_job *job, struct ka_command *command);
 
-/* The relative gain that a candidate of this turn must bring to replace the best: min_rel_impr, of a tuner's
- * half. What is timed is forward and backward, and a tuner changes the backward alone, about half of it. */
+/* The relative gain that a candidate of this turn must bring to replace the best: min_rel_impr, or half of it
+ * where a tuner made it, which changes the backward alone. */
 double ka_job_least_gain(const struct ka_job *job);
 
 /* Is the turn the repair of a move that was to make a verified candidate faster? */
