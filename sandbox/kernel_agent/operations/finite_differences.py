@@ -197,7 +197,7 @@ def _directional(
         return middle
 
     fine = family(STEPS, 2 if best < FINE else 3)
-    if best >= FINE or fine.spread <= AGREE * abs(fine.numeric):
+    if best >= FINE or math.isinf(fine.spread) or fine.spread <= AGREE * abs(fine.numeric):
         return fine
     coarse = family(COARSE, len(COARSE))
     return coarse if coarse.spread < fine.spread else fine
