@@ -108,6 +108,9 @@ def _again(first: Launch, positional: int) -> Callable[[Any, tuple[Any, ...]], A
             grid = grid[:written]
         names = list(first.args)
         asked = names if len(args) == len(names) else [n for n in names if n not in first.constexprs]
+        if len(args) != len(asked):
+            wanted = f"{len(asked)} arguments, or {len(names)} with its constexprs"
+            raise TypeError(f"{first.name}, launched once more, takes {wanted}, not {len(args)}")
         values = first.args | dict(zip(asked, args, strict=True))
         options = first.options | {key: getattr(first, key) for key in _OPTION_DEFAULTS}
         named = {key: (values | options)[key] for key in first.keywords}

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from diff_support import assert_right, draft
+from kernel_agent.errors import Unusable
 
 HEAD = """import torch
 import triton
@@ -80,3 +81,9 @@ def test_launch_through_a_librarys_launcher__is_the_users(source: str, write: Ca
     result = draft(file, {"n": 100})
     assert result["backward"].count("class SquareKernel") == 2
     assert_right(file, result, SHAPES)
+
+
+def test_launch_once_more_with_an_argument_too_few__says_how_many(write: Callable[[str], Path]) -> None:
+    short = KEEPS.replace(', given["n"])', ")")
+    with pytest.raises(Unusable, match="square_kernel, launched once more, takes 3 arguments, or 4 with its"):
+        draft(write(HEAD + short + TUNED), {"n": 100})
