@@ -8,14 +8,15 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import CodeType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 if TYPE_CHECKING:
     from kernel_agent.torch_tl.runtime import Runtime
 
 RUNTIME = "__ka__"
+LOCALS = "__ka_locals__"
 BINARY = {
     ast.Add: "add",
     ast.Sub: "sub",
@@ -32,12 +33,19 @@ BINARY = {
     ast.MatMult: "matmul",
 }
 UNARY = {ast.USub: "neg", ast.UAdd: "pos", ast.Not: "not", ast.Invert: "invert"}
+Names = tuple[tuple[str, ...], ...]  # of parting.Names, in its order
+NO_NAMES: Names = ((), (), (), ())
 COMPARE = {ast.Eq: "eq", ast.NotEq: "ne", ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge"}
 
 
 def rewritten(function: Callable[..., Any], runtime: Runtime) -> Callable[..., Any]:
     """`function` with its operations evaluated by `runtime`; it sees its globals as they are now."""
-    names = {**function.__globals__, **inspect.getclosurevars(function).nonlocals, RUNTIME: runtime}
+    names = {
+        **function.__globals__,
+        **inspect.getclosurevars(function).nonlocals,
+        RUNTIME: runtime,
+        LOCALS: locals,
+    }
     made: dict[str, Any] = {}
     exec(_compiled(function), names, made)  # noqa: S102 (the kernel itself, rewritten)
     result: Callable[..., Any] = made[function.__name__]
@@ -60,8 +68,53 @@ def _compiled(function: Callable[..., Any]) -> CodeType:
     return code
 
 
+def loads(node: ast.AST) -> list[tuple[str, int]]:
+    """Each time that a variable is read, and the line."""
+    names = [part for part in ast.walk(node) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Load)]
+    updates = [part.target for part in ast.walk(node) if is_update(part)]
+    return [(name.id, name.lineno) for name in (*names, *updates) if isinstance(name, ast.Name)]
+
+
+def stores(node: ast.AST) -> set[str]:
+    return {
+        name.id for name in ast.walk(node) if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store)
+    }
+
+
+def is_update(node: ast.AST) -> TypeGuard[ast.AugAssign]:
+    return isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name)
+
+
+def leaves(node: ast.AST, loop: bool = False) -> bool:
+    """Whether a statement can be left for a place that is not behind it: a return, or what goes on in, or
+    behind, a loop around it."""
+    if isinstance(node, ast.Return) or (isinstance(node, ast.Break | ast.Continue) and not loop):
+        return True
+    inside = loop or isinstance(node, ast.For | ast.While)
+    return any(leaves(child, inside) for child in ast.iter_child_nodes(node))
+
+
+def placeless(text: str) -> ast.stmt:
+    """A statement that is in no line yet."""
+    (made,) = ast.parse(text).body
+    for part in ast.walk(made):
+        for place in ("lineno", "end_lineno", "col_offset", "end_col_offset"):
+            if hasattr(part, place):
+                delattr(part, place)
+    return made
+
+
 class Rewriter(ast.NodeTransformer):
-    """One method a construct; anything not listed is ordinary Python on compile-time values."""
+    """One method a construct; anything not listed is ordinary Python on compile-time values.
+
+    A loop or branch gets an object that tells when programs part there, and code that gives each variable
+    the values of those that go on (parting.py)."""
+
+    def __init__(self) -> None:
+        self.loads: list[tuple[str, int]] = []  # of the function
+        self.variables: set[str] = set()
+        self.loops: list[int] = []  # around: their first lines
+        self.statements = 0
 
     def _runtime(self, method: str, *args: ast.expr, at: ast.AST) -> ast.Call:
         target = ast.Attribute(ast.Name(RUNTIME, ast.Load()), method, ast.Load())
@@ -72,6 +125,8 @@ class Rewriter(ast.NodeTransformer):
         return result
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
+        self.loads = loads(node)
+        self.variables = stores(node) | {arg.arg for arg in ast.walk(node.args) if isinstance(arg, ast.arg)}
         node.decorator_list = []
         node.returns = None
         for arg in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs):
@@ -79,7 +134,7 @@ class Rewriter(ast.NodeTransformer):
         # Real defaults are put in place of these, which only have to exist.
         node.args.defaults = [ast.Constant(None) for _ in node.args.defaults]
         node.args.kw_defaults = [default and ast.Constant(None) for default in node.args.kw_defaults]
-        node.body = [self.visit(statement) for statement in node.body]
+        node.body = [new for statement in node.body for new in self._statements(statement)]
         return node
 
     # ---- expressions
@@ -157,20 +212,95 @@ class Rewriter(ast.NodeTransformer):
         value = self._runtime(kind, self._visit(node.value), at=node)
         return ast.copy_location(ast.Assign([node.target], value), node)
 
-    def visit_If(self, node: Any) -> Any:
-        node.test = self._runtime("truth", self._visit(node.test), at=node.test)
-        return self._bodies(node)
+    def visit_If(self, node: ast.If) -> Any:
+        if leaves(node):
+            node.test = self._runtime("truth", self._visit(node.test), at=node.test)
+            return self._bodies(node)
+        apart, names = self._apart(node)
+        test = self._runtime("decided", self._visit(node.test), at=node.test)
+        side = f"{apart}_side"
+        branch = ast.If(ast.Name(side, ast.Load()), node.body, node.orelse)
+        self._bodies(branch)
+        loop = ast.For(
+            ast.Name(side, ast.Store()),
+            ast.Name(apart, ast.Load()),
+            [self._narrowed(apart, names), branch],
+            [],
+        )
+        return self._parting(node, apart, "sides", [self._names(names), test], loop, names)
 
-    visit_While = visit_If
+    def visit_While(self, node: ast.While) -> Any:
+        if node.orelse or leaves(node):
+            node.test = self._runtime("truth", self._visit(node.test), at=node.test)
+            return self._inner(node)
+        apart, names = self._apart(node)
+        test = self._runtime("decided", self._visit(node.test), at=node.test)
+        goes = ast.Call(ast.Attribute(ast.Name(apart, ast.Load()), "goes", ast.Load()), [test], [])
+        self._inner(node)
+        loop = ast.While(ast.copy_location(goes, node), [self._narrowed(apart, names), *node.body], [])
+        return self._parting(node, apart, "rounds", [self._names(names)], loop, names)
 
-    def visit_For(self, node: ast.For) -> ast.For:
-        node.iter = self._visit(node.iter)
-        return self._bodies(node)
+    def visit_For(self, node: ast.For) -> Any:
+        values = self._visit(node.iter)
+        if node.orelse or leaves(node) or not isinstance(node.target, ast.Name):
+            node.iter = self._runtime("turns", self._names(NO_NAMES), values, at=node)
+            return self._inner(node)
+        apart, names = self._apart(node)
+        self._inner(node)
+        turn = f"{apart}_turn"
+        taken = ast.Assign([node.target], ast.Name(turn, ast.Load()))
+        body = [self._narrowed(apart, names), taken, *node.body]
+        loop = ast.For(ast.Name(turn, ast.Store()), ast.Name(apart, ast.Load()), body, [])
+        return self._parting(node, apart, "turns", [self._names(names), values], loop, names)
+
+    def _inner(self, node: Any) -> Any:
+        self.loops.append(node.lineno)
+        self._bodies(node)
+        self.loops.pop()
+        return node
 
     def _bodies(self, node: Any) -> Any:
-        node.body = [self.visit(statement) for statement in node.body]
-        node.orelse = [self.visit(statement) for statement in node.orelse]
+        for body in (node.body, node.orelse):
+            body[:] = [new for statement in body for new in self._statements(statement)]
         return node
+
+    def _statements(self, statement: ast.stmt) -> list[ast.stmt]:
+        made = self.visit(statement)
+        return made if isinstance(made, list) else [made]
+
+    # ---- where programs part
+
+    def _apart(self, node: ast.stmt) -> tuple[str, Names]:
+        """A name for a statement's object, and its variables."""
+        self.statements += 1
+        inside, stored = {name for name, _ in loads(node)}, stores(node)
+        behind = self.loops[0] if self.loops else (node.end_lineno or node.lineno) + 1
+        later = self.variables & {name for name, line in self.loads if line >= behind}
+        read = (self.variables & inside) | (stored & later)
+        sets = (read, stored & later, later - stored, stored - later)
+        return f"{RUNTIME}{self.statements}", tuple(tuple(sorted(names)) for names in sets)
+
+    def _names(self, names: Names) -> ast.expr:
+        made = placeless(repr(names))
+        assert isinstance(made, ast.Expr)
+        return made.value
+
+    def _parting(
+        self, node: ast.stmt, apart: str, method: str, args: list[ast.expr], loop: ast.stmt, names: Names
+    ) -> list[ast.stmt]:
+        made = ast.Assign([ast.Name(apart, ast.Store())], self._runtime(method, *args, at=node))
+        _, changed, kept, dead = names
+        after = self._if_so(f"{apart}.parted", apart, "meet", (*changed, *kept, *dead))
+        return [ast.copy_location(statement, node) for statement in (made, loop, after)]
+
+    def _narrowed(self, apart: str, names: Names) -> ast.stmt:
+        return self._if_so(f"{apart}.cut is not None", apart, "narrow", names[0])
+
+    def _if_so(self, flag: str, apart: str, method: str, names: Iterable[str]) -> ast.stmt:
+        """What a method returns for all variables that there are, given to these."""
+        lines = [f"if {flag}:", f"    {apart}_now = {apart}.{method}({LOCALS}())"]
+        lines += [f"    if {name!r} in {apart}_now: {name} = {apart}_now[{name!r}]" for name in names]
+        return placeless("\n".join(lines))
 
     def visit_Assert(self, node: ast.Assert) -> ast.Expr:
         message = ast.Constant("") if node.msg is None else self._visit(node.msg)

@@ -1,4 +1,5 @@
-"""Evaluate one kernel launch: all programs together where they agree, split or in order where they do not."""
+"""Evaluate one kernel launch: all programs together; those that part in a loop or a branch meet again behind
+it (parting.py), or are evaluated apart, or one by one in order."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ from kernel_agent.torch_tl.instrument import rewritten
 from kernel_agent.torch_tl.memory import Cell, Memory
 from kernel_agent.torch_tl.runtime import Runtime
 
-MAX_GROUP = 1024
+# Programs that are evaluated together. On a GPU the operations of many take hardly longer than those of few.
+MOST_TOGETHER = {"cpu": 1 << 10, "cuda": 1 << 12}
 SIGNED_OR_NOT = [f"{sign}int{bits}" for bits in (8, 16, 32, 64) for sign in ("u", "")]
 TYPES = {
     **{
@@ -81,7 +83,8 @@ def run_launch(launch: Launch, memory: Memory, one_by_one: bool = False) -> bool
     memory.where = lambda: place_of(launch)
     if not one_by_one:
         try:
-            _run_ordered(launch, memory, list(programs.split(MAX_GROUP)), ordered=False)
+            groups = programs.split(MOST_TOGETHER[programs.device.type])
+            _run_ordered(launch, memory, list(groups), ordered=False)
             return False
         except NeedsOrder:
             memory.undo_launch()
@@ -104,7 +107,8 @@ def _run_ordered(launch: Launch, memory: Memory, groups: list[torch.Tensor], ord
             kernel(**bound)
         except Diverged as split:
             memory.undo_group()
-            pending.extend(reversed([group[split.keys == key] for key in split.keys.unique()]))
+            keys = memory.keys_of_group(split.keys)
+            pending.extend(reversed([group[keys == key] for key in keys.unique()]))
         except NeedsOrder:
             raise
         except KernelError as error:

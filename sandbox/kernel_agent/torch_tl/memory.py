@@ -160,7 +160,8 @@ class Memory:
         self.in_tf32 = False  # a product cut its operands off
         self.launch_programs = 1
         self.synchronised = False
-        self.programs = torch.zeros(1, dtype=torch.int32, device=self.device)
+        self.programs = torch.zeros(1, dtype=torch.int32, device=self.device)  # that are evaluated now,
+        self.group = self.programs  # of these, in ascending order
         self.tracks: dict[int, Track] = {}
         self.reads: list[Read] = []
         self._launch_start: dict[Cell, torch.Tensor] = {}
@@ -209,7 +210,7 @@ class Memory:
         self.reads = []
 
     def begin_group(self, programs: torch.Tensor) -> None:
-        self.programs = programs.to(torch.int32)
+        self.group = self.programs = programs.to(torch.int32)
         self._group_start = {}
         self._group_counts = self.counts.copy()
         self._group_reads = len(self.reads)
@@ -223,6 +224,13 @@ class Memory:
                 self.tracks[id(cell)] = track
         del self.reads[self._group_reads :]
         self.counts = self._group_counts
+
+    def keys_of_group(self, keys: torch.Tensor) -> torch.Tensor:
+        """A key for each program of the group, of those that are evaluated now: all others have one."""
+        _, number = keys.to(self.device).unique(return_inverse=True)
+        made = torch.full_like(self.group, -1)
+        made[torch.searchsorted(self.group, self.programs)] = number.to(made.dtype)
+        return made
 
     # ---- accesses
 

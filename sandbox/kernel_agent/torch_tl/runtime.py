@@ -1,8 +1,9 @@
 """What rewritten kernels call: Triton's code generator in miniature, evaluating at once.
 
 Compile-time values (constexpr parameters, literals, shapes) are plain Python values here; everything else is
-a `tl.tensor` whose handle belongs to `Builder`. An `if`, a loop bound or anything else that needs one Python
-value asks `Runtime.concrete`, which raises `Diverged` when the programs of the group disagree.
+a `tl.tensor` whose handle belongs to `Builder`. Where programs of a group disagree on an `if` or a loop's
+bounds, they go apart and meet again (parting.py); anything else that needs one Python value asks
+`Runtime.concrete`, which raises `Diverged` when they disagree.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import builtins
 import inspect
 import operator
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import MethodType, ModuleType
 from typing import Any
@@ -28,6 +29,7 @@ from kernel_agent.torch_tl.builder import Builder, blocks_of, flipped
 from kernel_agent.torch_tl.handles import Constant, Diverged, Handle, KernelError
 from kernel_agent.torch_tl.instrument import rewritten
 from kernel_agent.torch_tl.memory import Memory
+from kernel_agent.torch_tl.parting import Names, Ragged, Rounds, Sides, Turns
 from kernel_agent.torch_tl.repeat import repeats_of
 
 unwrap = tl.core._unwrap_if_constexpr
@@ -177,6 +179,13 @@ class Runtime:
 
     def concrete(self, value: Any) -> Any:
         """The Python value of a scalar on which all programs of the group agree."""
+        told = self._told(value)
+        if isinstance(told, torch.Tensor):
+            raise Diverged(told)
+        return told
+
+    def _told(self, value: Any) -> Any:
+        """The Python value of a scalar, or what the programs have, on the CPU, where that is not one."""
         value = unwrap(value)
         if not isinstance(value, tl.tensor):
             return value
@@ -187,29 +196,57 @@ class Runtime:
         if data[0].numel() != 1:
             message = "a block decides a branch or a loop bound"
             raise KernelError(message, remedy="reduce it to a scalar, or use tl.where")
-        data = data.detach().reshape(-1)
-        if data.numel() > 1 and bool((data != data[0]).any()):
-            if data.numel() != self.memory.programs.numel():
-                raise KernelError("a combine function branches on its arguments", remedy="use tl.where in it")
-            raise Diverged(data)
-        return data[0].item()
+        data = data.detach().reshape(-1).cpu()
+        if data.numel() == 1 or not bool((data != data[0]).any()):
+            return data[0].item()
+        if data.numel() != self.memory.programs.numel():
+            raise KernelError("a combine function branches on its arguments", remedy="use tl.where in it")
+        return data
 
     def truth(self, value: Any) -> bool:
-        if isinstance(value, tl.tensor) and value.handle.data.dtype != torch.bool:
-            value = self.compare("ne", value, 0)
-        return bool(self.concrete(value))
+        return bool(self.concrete(self._as_condition(value)))
 
-    def _range(self, *bounds: Any, step: Any = None, **hints: Any) -> Iterator[tl.tensor]:
+    def decided(self, value: Any) -> bool | torch.Tensor:
+        """What a condition is, for each program where they disagree."""
+        told = self._told(self._as_condition(value))
+        return told if isinstance(told, torch.Tensor) else bool(told)
+
+    def _as_condition(self, value: Any) -> Any:
+        if isinstance(value, tl.tensor) and value.handle.data.dtype != torch.bool:
+            return self.compare("ne", value, 0)
+        return value
+
+    # ---- where programs part (parting.py)
+
+    def rounds(self, names: Any) -> Rounds:
+        return Rounds(self.memory, Names(*names))
+
+    def sides(self, names: Any, decided: bool | torch.Tensor) -> Sides:
+        return Sides(self.memory, Names(*names), decided)
+
+    def turns(self, names: Any, values: Any) -> Turns:
+        return Turns(self.memory, Names(*names), values)
+
+    def _range(self, *bounds: Any, step: Any = None, **hints: Any) -> Iterable[tl.tensor] | Ragged:
         bounds = tuple(unwrap(bound) for bound in bounds)
         start, stop = (0, bounds[0]) if len(bounds) == 1 else bounds[:2]
         step = bounds[2] if len(bounds) > 2 else (1 if step is None else unwrap(step))
         kinds = [bound.type.scalar for bound in (start, stop, step) if isinstance(bound, tl.tensor)]
         wide = any(kind.int_bitwidth == 64 for kind in kinds)
-        values = range(int(self.concrete(start)), int(self.concrete(stop)), int(self.concrete(step)))
         kind = tl.int64 if wide else tl.int32
         builder, dtype = self.semantic.builder, torch.int64 if wide else torch.int32
         scalar = like(self.semantic.scalar_constant(0, kind))
-        return (scalar(builder.constant(value, dtype)) for value in values)
+
+        def variable(value: int | torch.Tensor) -> tl.tensor:
+            if isinstance(value, int):
+                return scalar(builder.constant(value, dtype))
+            return scalar(Handle(value.to(builder.device, dtype)))
+
+        first, last, by = self._told(start), self._told(stop), int(self.concrete(step))
+        if isinstance(first, torch.Tensor) or isinstance(last, torch.Tensor):
+            sides = [side.long() if isinstance(side, torch.Tensor) else int(side) for side in (first, last)]
+            return Ragged(sides[0], sides[1], by, variable)
+        return (variable(value) for value in range(int(first), int(last), by))
 
     def _static_range(self, *bounds: Any, step: Any = None) -> range:
         values = [int(self.concrete(bound)) for bound in bounds]
