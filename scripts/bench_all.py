@@ -134,7 +134,7 @@ class Run:
         entry |= {"verdict": made.get("verdict", "none"), "run_seconds": round(done.seconds, 1)}
         if made.get("verdict") != "verified":
             why = made.get("failures") or (made.get("error") or {}).get("message") or done.err[-REASON_MAX:]
-            return entry | {"reason": reason(str(why))}
+            return entry | {"reason": reason(str(why)), "log": done.err.splitlines()[-LOG_LINES:]}
         entry |= {"tuned_ms": made.get("ms"), "attempts": made.get("attempts")}
         if not made.get("pair"):  # ended while it was optimised
             return entry | {"reason": f"no pair: {done.why}", "log": done.err.splitlines()[-LOG_LINES:]}

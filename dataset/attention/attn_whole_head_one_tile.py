@@ -28,6 +28,8 @@ def tiling(q):
     """Tiles and the precision of dots."""
     PRECISION = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
     BLOCK_N, BLOCK_D = (max(16, triton.next_power_of_2(size)) for size in q.shape[2:])
+    if q.dtype != torch.float32 and BLOCK_D == 32:
+        BLOCK_D = 64  # Triton 3.6 compiles dO V^T of two tiles that are 32 wide wrong for sm_90
     num_warps = 16 if q.dtype == torch.float32 else 8
     return {"PRECISION": PRECISION, "BLOCK_N": BLOCK_N, "BLOCK_D": BLOCK_D, "num_warps": num_warps}
 

@@ -78,10 +78,12 @@ def test_case_on_a_gpu__is_held_to_what_is_free_there(monkeypatch):
     budget.require({"case_bytes": 1 << 40, "device_bytes": 20}, {"device_bytes": 20}, there, "f.py")
     budget.require({"case_bytes": 1 << 40, "device_bytes": 130}, {}, there, "f.py")
     for limits in ({}, {"device_bytes": 1 << 40}):
-        with pytest.raises(Unusable, match="GPU's memory, and there are 130 bytes"):
+        with pytest.raises(Unusable, match="GPU's memory, and there are 130 bytes") as full:
             budget.require({"case_bytes": 1, "device_bytes": 131}, limits, there, "f.py")
-    with pytest.raises(Unusable, match="there are 10 bytes"):
+        assert full.value.out_of_memory, "others may have it: to be tried again, alone"
+    with pytest.raises(Unusable, match="there are 10 bytes") as limited:
         budget.require({"case_bytes": 1, "device_bytes": 131}, {"device_bytes": 10}, there, "f.py")
+    assert not limited.value.out_of_memory
 
 
 @pytest.mark.parametrize(("held", "left", "emptied"), [(1 << 28, 50, 1), (1 << 28, 500, 0), (1 << 20, 50, 0)])

@@ -91,7 +91,8 @@ def trial() -> Callable[[], None]:
 def require(needed: Mapping[str, int], budget: Mapping[str, Any], device: torch.device, file: str) -> None:
     """Raises Unusable("too_large") where a case needs more than there is. Both mappings have `case_bytes`, of
     its file, and `device_bytes`, of memory on `device`; of the budget either may be missing: then what is
-    free on a GPU is the limit."""
+    free on a GPU is the limit; others share that, and it is worth a second try."""
+    left = None
     there = {name: int(budget[name]) for name in needed if budget.get(name) is not None}
     if device.type == "cuda" and needed.get("device_bytes", 0) > SMALL:  # the driver answers one at a time
         left = free(device)
@@ -103,7 +104,9 @@ def require(needed: Mapping[str, int], budget: Mapping[str, Any], device: torch.
             least = "at least " if name == "device_bytes" else ""
             message = f"this shape needs {least}{readable(needed[name])} for {what[name]}"
             there_are = f", and there are {readable(bytes_there)}"
-            raise Unusable("too_large", message + there_are, file, remedy=REMEDY)
+            error = Unusable("too_large", message + there_are, file, remedy=REMEDY)
+            error.out_of_memory = name == "device_bytes" and bytes_there == left
+            raise error
 
 
 def free(device: torch.device) -> int:
