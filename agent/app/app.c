@@ -95,6 +95,11 @@ static int find_python(struct ka_app *app, const char *wanted, struct ka_err *er
     return rc;
 }
 
+const json_t *ka_app_elsewhere(const struct ka_app *app)
+{
+    return json_object_get(app->python_versions, "elsewhere");
+}
+
 /* What `auto` means depends on whether there is anything to ask. */
 static bool asks_endpoint(const struct ka_app *app, const struct ka_opts *opts)
 {

@@ -44,6 +44,9 @@ struct ka_app {
     struct ka_endpoints endpoints; /* keys are wiped in ka_app_close */
 };
 
+/* ka_python.versions has it; NULL where no interpreter was asked. */
+const json_t *ka_app_elsewhere(const struct ka_app *app);
+
 /* Exit code 2 (with `err`) for options that do not fit, else 0. With `with_model` false there is neither
  * endpoint nor store. `runs`: as many as there will be at a time. */
 int ka_app_open(struct ka_app *app, const struct ka_opts *opts, bool with_model, int runs,

@@ -64,6 +64,18 @@ static const char question[] =
     "    out['user'] = [n for n in ('torch', 'triton', 'numpy') if os.path.isdir(os.path.join(own, n))]\n"
     "except Exception:\n"
     "    out['user'] = []\n"
+    "own = [os.path.realpath(p) for p in (sys.prefix, sys.base_prefix, '/usr', '/opt', '/nix/store')]\n"
+    "found = [p for p in sys.path if os.path.basename(p) not in ('site-packages', 'dist-packages')]\n"
+    "for finder in sys.meta_path:\n"
+    "    module = sys.modules.get(getattr(finder, '__module__', None))\n"
+    "    where = getattr(module, 'MAPPING', None)\n"
+    "    for name, path in where.items() if isinstance(where, dict) else ():\n"
+    "        if isinstance(path, str) and os.path.basename(path) == name:\n"
+    "            found.append(os.path.dirname(path))\n"
+    "found = [os.path.realpath(path) for path in found if os.path.isdir(path)]\n"
+    "out['elsewhere'] = [\n"
+    "    p for p in dict.fromkeys(found) if not any((p + '/').startswith(o + '/') for o in own)\n"
+    "]\n"
     "print('\\n' + json.dumps(out))\n";
 
 /* ---- what is needed ---- */

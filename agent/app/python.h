@@ -24,7 +24,8 @@ struct ka_python {
     char *place; /* where it was found */
     char *path;  /* what to run; `place`, unless that is a script that starts an interpreter elsewhere */
     const char *source; /* "--python", "$VIRTUAL_ENV", "PATH", ...: static */
-    /* "python", "torch", "triton", "numpy": text, null where it is missing; NULL: did not answer */
+    /* "python", "torch", "triton", "numpy": text, null where it is missing; "elsewhere": folders outside of
+     * what is installed in which it finds modules (`pip install -e`); NULL: did not answer */
     json_t *versions;
     /* What keeps it from being used, after "lacks" or "cannot be used"; NULL: nothing, or not asked. */
     char *lacks;

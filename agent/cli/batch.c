@@ -290,7 +290,7 @@ static void batch_free(struct batch *batch)
 
 static int batch_prepare(struct batch *batch, const char *dir, struct ka_err *err)
 {
-    if (ka_batch_files_find(batch->opts, dir, &batch->files, &batch->count, err) ||
+    if (ka_batch_files_find(&batch->app, batch->opts, dir, &batch->files, &batch->count, err) ||
         ka_mkdirs(batch->opts->run.out, err))
         return 2;
     batch->items = ka_calloc(batch->count + 1, sizeof(*batch->items));

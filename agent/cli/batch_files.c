@@ -17,6 +17,7 @@
 
 struct found {
     const struct ka_opts *opts;
+    const json_t *installed;
     struct ka_batch_file *list;
     size_t count;
 };
@@ -25,8 +26,10 @@ struct found {
 static void hash_file(const struct found *found, struct ka_batch_file *file, const struct ka_buf *text)
 {
     struct ka_modules modules;
-    const struct ka_modules_req request = {
-        .source = ka_buf_str(text), .file = file->path, .path = found->opts->run.path};
+    const struct ka_modules_req request = {.source = ka_buf_str(text),
+                                           .file = file->path,
+                                           .path = found->opts->run.path,
+                                           .installed = found->installed};
     ka_hash_hex(text->data, text->len, file->hash);
     if (ka_modules_freeze(&request, &modules, NULL) || modules.count == 0)
         return;
@@ -156,10 +159,10 @@ static int keep_part(struct found *found, const char *text, struct ka_err *err)
     return 0;
 }
 
-int ka_batch_files_find(const struct ka_opts *opts, const char *dir, struct ka_batch_file **files,
-                        size_t *count, struct ka_err *err)
+int ka_batch_files_find(const struct ka_app *app, const struct ka_opts *opts, const char *dir,
+                        struct ka_batch_file **files, size_t *count, struct ka_err *err)
 {
-    struct found found = {.opts = opts};
+    struct found found = {.opts = opts, .installed = ka_app_elsewhere(app)};
     KA_AUTO_FREE char *root = ka_path_real(dir, err);
     if (!root)
         return -ENOENT;

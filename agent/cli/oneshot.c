@@ -170,7 +170,8 @@ static int freeze_modules(struct single *single, char *folder, struct ka_err *er
     const struct ka_modules_req request = {.source = ka_buf_str(&source),
                                            .file = single->file,
                                            .path = single->tools->settings.path,
-                                           .into = folder};
+                                           .into = folder,
+                                           .installed = ka_app_elsewhere(&single->tools->app)};
     if (rc == 0)
         rc = ka_modules_freeze(&request, &found, err);
     single->modules = found.count ? folder : NULL;

@@ -10,6 +10,7 @@
 
 #include <jansson.h>
 
+#include "base/each.h"
 #include "base/files.h"
 
 #define NAME_MAX_LEN 200
@@ -267,6 +268,18 @@ static int add_path(struct freezing *f, const char *path)
     return 0;
 }
 
+/* A folder that has gone since has nothing. */
+static void add_installed(struct freezing *f, const json_t *folders)
+{
+    KA_EACH(folders, i, entry) {
+        char *real = json_is_string(entry) ? ka_path_real(json_string_value(entry), NULL) : NULL;
+        if (real && f->folder_count < KA_MODULES_FOLDERS && exists(real, S_IFDIR))
+            f->folders[f->folder_count++] = real;
+        else
+            free(real);
+    }
+}
+
 static int freeze_all(struct freezing *f, const struct ka_modules_req *req)
 {
     KA_AUTO_FREE char *folder = ka_path_parent(req->file), *state = ka_path_join(folder, RUN_FILE);
@@ -281,6 +294,7 @@ static int freeze_all(struct freezing *f, const struct ka_modules_req *req)
         if (*package)
             f->folders[f->folder_count++] = ka_strdup(above);
         rc = add_path(f, req->path);
+        add_installed(f, req->installed);
         if (rc == 0 && relative)
             rc = freeze_package(f, above, package);
     }

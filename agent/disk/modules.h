@@ -4,14 +4,16 @@
  * What is imported is taken from the text (`import a, b.c as d`, `from a.b import c`, `from ..a import b`):
  * nothing is executed. A module is NAME.py or the folder NAME with its .py files. It is looked for in the
  * folder of the forward file, in the folder above the package that the file is in (as far up as there is an
- * __init__.py), and in the folders of `path`, in this order; for a pair that an earlier run left in its
- * folder, among that run's copies. A relative import brings the whole package, and its dotted name into the
+ * __init__.py), in the folders of `path`, and in those of `installed`, in this order; for a pair that an
+ * earlier run left in its folder, among that run's copies. A relative import brings the whole package, and its dotted name into the
  * file .package beside the copies: the forward is imported as a module of it. Links are not followed.
  * Blocking. */
 #ifndef KA_MODULES_H
 #define KA_MODULES_H
 
 #include <stddef.h>
+
+#include <jansson.h>
 
 #include "base/base.h"
 #include "base/hash.h"
@@ -24,6 +26,9 @@ struct ka_modules_req {
     const char *source, *file; /* of the forward */
     const char *path;          /* more folders, with commas between; NULL or "": none */
     const char *into;          /* made if there is anything; NULL: nothing is copied */
+    /* Where the interpreter looks besides, which children may not read: folders of packages that were
+     * installed with `pip install -e` (ka_python.versions, "elsewhere"); NULL: none. */
+    const json_t *installed;
 };
 
 struct ka_modules {

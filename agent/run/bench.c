@@ -60,8 +60,11 @@ static int copy_modules(struct ka_bench *bench, const char *forward, struct ka_e
 {
     KA_AUTO_FREE char *into = ka_path_join(bench->folder, "modules");
     struct ka_modules found;
-    const struct ka_modules_req request = {
-        .source = forward, .file = bench->file, .path = bench->settings.path, .into = into};
+    const struct ka_modules_req request = {.source = forward,
+                                           .file = bench->file,
+                                           .path = bench->settings.path,
+                                           .into = into,
+                                           .installed = ka_app_elsewhere(bench->app)};
     int rc = ka_modules_freeze(&request, &found, err);
     bench->modules = ka_path_real(into, NULL);
     return rc;

@@ -134,8 +134,11 @@ static int freeze_modules(struct ka_run *run, struct ka_err *err)
 {
     KA_AUTO_FREE char *modules = ka_path_join(run->dir, "modules");
     struct ka_modules found;
-    const struct ka_modules_req request = {
-        .source = run->forward, .file = run->file, .path = run->settings.path, .into = modules};
+    const struct ka_modules_req request = {.source = run->forward,
+                                           .file = run->file,
+                                           .path = run->settings.path,
+                                           .into = modules,
+                                           .installed = ka_app_elsewhere(run->app)};
     int rc = ka_modules_freeze(&request, &found, err);
     if (rc == 0 && found.count)
         ka_log(KA_LOG_INFO, "%s: %zu modules of the user's are imported: copied into the run", run->name,
@@ -286,8 +289,10 @@ static int check_same(struct ka_run *run, const json_t *start, struct ka_err *er
                      run->dir);
     const char *modules = ka_text_of(start, "modules", NULL);
     struct ka_modules found;
-    const struct ka_modules_req request = {
-        .source = run->forward, .file = run->file, .path = ka_text_of(start, "path", NULL)};
+    const struct ka_modules_req request = {.source = run->forward,
+                                           .file = run->file,
+                                           .path = ka_text_of(start, "path", NULL),
+                                           .installed = ka_app_elsewhere(run->app)};
     if (rc == 0 && modules)
         rc = ka_modules_freeze(&request, &found, err);
     if (rc == 0 && modules && strcmp(modules, found.hash) != 0)

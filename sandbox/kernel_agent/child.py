@@ -74,10 +74,23 @@ def _apart(request: dict[str, Any], scratch: Path, asked: dict[str, Any]) -> dic
 
 def _find_modules(folder: str | None) -> None:
     """The user's modules are found in their copies, behind all that is installed, and not in the folder in
-    which the program was started: nothing there may be read."""
-    sys.path[:] = [path for path in sys.path if path == _HERE or path not in ("", _STARTED_IN)]
+    which the program was started, nor where `pip install -e` left them: nothing there may be read."""
+    sys.path[:] = [
+        path for path in sys.path if path == _HERE or (path not in ("", _STARTED_IN) and _may_read(path))
+    ]
     if folder:
         sys.path.append(folder)
+
+
+def _may_read(path: str) -> bool:
+    """Whether this process may look into a folder of the path, if it is one."""
+    try:
+        os.scandir(path).close()
+    except PermissionError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def _run(request: dict[str, Any], scratch: Path) -> dict[str, Any]:

@@ -36,6 +36,10 @@ from .source import autodiff_names, parse, read
 
 __all__ = ["Forward", "Launch", "Shape", "launch_intercept", "load"]
 
+_UNREADABLE = (
+    "only what is installed can be read, and modules that the file imports by name from its folder, its "
+    "package, a package that was installed with `pip install -e`, or a folder of --path DIR"
+)
 _USAGE = (
     "decorate the host function with @autodiff(inputs_require_grad=(0, 1)): positions of inputs in its "
     "signature"
@@ -394,6 +398,8 @@ def _execute(file: str, source: str, mode: str, answers: devices.Answers, whole:
         raise wrap("import", "the file ends the process when it is imported: ", exc, [file]) from exc
     except MisusedMark as exc:
         raise wrap("stub_args", "", exc, [file], _USAGE) from exc
+    except PermissionError as exc:
+        raise wrap("import", "the file cannot be imported: ", exc, [file], _UNREADABLE) from exc
     except Exception as exc:
         raise wrap("import", "the file cannot be imported: ", exc, [file]) from exc
     return module

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sysconfig
+import venv
 from pathlib import Path
 
 import pytest
@@ -287,6 +289,50 @@ def test_folders_of_the_path_are_looked_in(agent: Agent, tmp_path: Path) -> None
     assert agent("inspect", file, "--path", tmp_path / "shared").code == 0
     wrong = agent("inspect", file, "--path", tmp_path / "nowhere")
     assert (wrong.code, "there is no such folder" in wrong.err) == (3, True)
+
+
+def environment(folder: Path, pth: str, **files: str) -> Path:
+    """The interpreter of a virtual environment with this one's packages, and what `pip install -e` leaves."""
+    venv.create(folder)
+    (site,) = folder.glob("lib/python*/site-packages")
+    (site / "base.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
+    (site / "__editable__.mine.pth").write_text(pth)
+    for name, text in files.items():
+        (site / f"{name}.py").write_text(text)
+    return folder / "bin" / "python"
+
+
+FINDER = """import sys
+
+MAPPING = {{"helpers": "{0}/helpers", "parts": "{0}/parts"}}
+
+
+class Finder:
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None
+
+
+sys.meta_path.append(Finder)
+"""
+
+
+@pytest.mark.parametrize("way", ["folder", "finder"])
+def test_packages_installed_for_editing_are_found(way: str, agent: Agent, tmp_path: Path) -> None:
+    """`pip install -e` adds their folder to the path, or a finder that knows their folders."""
+    source = tmp_path / "project" / "src"
+    source.mkdir(parents=True)
+    file = written(source).rename(tmp_path / "square.py")
+    (source / "helpers").mkdir()
+    (source / "helpers.py").rename(source / "helpers" / "__init__.py")
+    pth = f"{source}\n" if way == "folder" else "import mine_finder\n"
+    python = environment(tmp_path / "venv", pth, mine_finder=FINDER.format(source))
+    result = agent("inspect", file, "--python", python)
+    assert result.code == 0, result.err
+    assert "square" in result.out
+    (source / "helpers").rename(source / "other")
+    result = agent("inspect", file, "--python", python)
+    assert result.code == 3 and "No module named 'helpers'" in result.err, result.err
 
 
 def test_batch_repeats_a_file_whose_module_has_changed(agent: Agent, tmp_path: Path) -> None:

@@ -15,7 +15,8 @@
 #include "base/files.h"
 
 static char root[64], last_hash[KA_HASH_HEX];
-static const char *path; /* folders to look in besides */
+static const char *path;        /* folders to look in besides */
+static const json_t *installed; /* and where the interpreter looks */
 
 static int set_up(void **state)
 {
@@ -53,8 +54,10 @@ static size_t freeze_of(const char *name, const char *source)
     char *into = ka_path_join(root, "run/modules"), *file = ka_path_join(root, name);
     struct ka_err err = {{0}};
     struct ka_modules copied = {.count = 99}, seen;
-    assert_int_equal(ka_modules_freeze(&(struct ka_modules_req){source, file, path, into}, &copied, &err), 0);
-    assert_int_equal(ka_modules_freeze(&(struct ka_modules_req){source, file, path, NULL}, &seen, &err), 0);
+    assert_int_equal(
+        ka_modules_freeze(&(struct ka_modules_req){source, file, path, into, installed}, &copied, &err), 0);
+    assert_int_equal(
+        ka_modules_freeze(&(struct ka_modules_req){source, file, path, NULL, installed}, &seen, &err), 0);
     assert_string_equal(seen.hash, copied.hash);
     memcpy(last_hash, seen.hash, sizeof(last_hash));
     free(into);
@@ -109,6 +112,26 @@ static void modules__nothing_of_the_folder__makes_no_folder(void **state)
     assert_false(is_frozen(""));
 }
 
+static void modules__installed_elsewhere__come_after_all_others(void **state)
+{
+    (void)state;
+    put("near.py", "");
+    put("src/near.py", "import never\n");
+    put("src/mine/__init__.py", "from mine import deep\nimport other\n");
+    put("src/mine/deep.py", "");
+    put("src/other.py", "");
+    put("src/unasked.py", "");
+    char *folder = ka_path_join(root, "src"), *gone = ka_path_join(root, "gone");
+    json_t *folders = json_pack("[s, s, n]", gone, folder);
+    installed = folders;
+    assert_int_equal(freeze("import near\nfrom mine.deep import x\n"), 4);
+    installed = NULL;
+    assert_true(is_frozen("mine/deep.py") && is_frozen("other.py") && !is_frozen("unasked.py"));
+    json_decref(folders);
+    free(folder);
+    free(gone);
+}
+
 static void modules__links__are_not_followed(void **state)
 {
     (void)state;
@@ -129,7 +152,7 @@ static void modules__too_many__are_told(void **state)
     char *into = ka_path_join(root, "run/modules"), *file = ka_path_join(root, "forward.py");
     struct ka_err err = {{0}};
     struct ka_modules found;
-    const struct ka_modules_req request = {"import many\n", file, NULL, into};
+    const struct ka_modules_req request = {"import many\n", file, NULL, into, NULL};
     assert_int_equal(ka_modules_freeze(&request, &found, &err), -EFBIG);
     assert_non_null(strstr(err.msg, "more than 500 modules"));
     free(into);
@@ -214,7 +237,7 @@ static void modules__folder_of_the_path_that_is_none__is_named(void **state)
     (void)state;
     struct ka_modules found;
     struct ka_err err;
-    const struct ka_modules_req request = {"import one\n", "/tmp/forward.py", "/nowhere/at/all", NULL};
+    const struct ka_modules_req request = {"import one\n", "/tmp/forward.py", "/nowhere/at/all", NULL, NULL};
     assert_int_equal(ka_modules_freeze(&request, &found, &err), -ENOENT);
     assert_non_null(strstr(err.msg, "--path /nowhere/at/all"));
 }
@@ -243,6 +266,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(modules__what_they_import__comes_along_and_circles_end, set_up,
                                         tear_down),
         cmocka_unit_test_setup_teardown(modules__nothing_of_the_folder__makes_no_folder, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(modules__installed_elsewhere__come_after_all_others, set_up,
+                                        tear_down),
         cmocka_unit_test_setup_teardown(modules__links__are_not_followed, set_up, tear_down),
         cmocka_unit_test_setup_teardown(modules__too_many__are_told, set_up, tear_down),
         cmocka_unit_test_setup_teardown(modules__of_a_pair_in_a_run_s_folder__are_that_run_s, set_up,
