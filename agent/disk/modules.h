@@ -5,9 +5,9 @@
  * nothing is executed. A module is NAME.py or the folder NAME with its .py files. It is looked for in the
  * folder of the forward file, in the folder above the package that the file is in (as far up as there is an
  * __init__.py), in the folders of `path`, and in those of `installed`, in this order; for a pair that an
- * earlier run left in its folder, among that run's copies. A relative import brings the whole package, and its dotted name into the
- * file .package beside the copies: the forward is imported as a module of it. Links are not followed.
- * Blocking. */
+ * earlier run left in its folder, among that run's copies. A relative import brings the whole package, and
+ * its dotted name into the file .package beside the copies: the forward is imported as a module of it. Links
+ * are not followed. Blocking. */
 #ifndef KA_MODULES_H
 #define KA_MODULES_H
 
