@@ -1,7 +1,7 @@
 """What a user's file hears when it asks about a GPU on a machine that has none: answers for a named target.
 
-Answers are given to code of the user's folder only; torch and Triton themselves keep hearing the truth. Each
-answer is recorded with its line. A tensor says that it is on `cuda:0`, and `device="cuda"` means the CPU.
+Answers are given to the user's files and to libraries that they use; torch and Triton themselves keep hearing
+the truth. Each answer is recorded with the line of the user's that led to it. A tensor says that it is on `cuda:0`, and `device="cuda"` means the CPU.
 What cannot be answered (timings, measured memory, CUDA graphs) raises `Unusable("needs_gpu")` and names the
 line.
 """
@@ -18,12 +18,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import torch
+import triton
 from torch.overrides import TorchFunctionMode
 from triton.backends.compiler import GPUTarget
 
 from .errors import Unusable
 
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_BESIDE_THE_POINT = (
+    _PACKAGE,
+    *(os.path.dirname(str(module.__file__)) + os.sep for module in (torch, triton)),
+)
 
 
 @dataclass(frozen=True)
@@ -107,6 +112,11 @@ class Answers:
         if "site-packages" in file or file.startswith(_PACKAGE):
             return False
         return file.startswith(self.root.rstrip(os.sep) + os.sep)
+
+    def are_for(self, frame: types.FrameType) -> bool:
+        """Whether who asks has these answers: the user's files and the libraries that they use, but for those
+        whose own work hangs on what is really there."""
+        return not frame.f_code.co_filename.startswith(_BESIDE_THE_POINT)
 
     def note(self, frame: types.FrameType | None, asked: str, answer: object) -> None:
         entry = {"line": frame.f_lineno if frame else None, "asked": asked, "answer": str(answer)}
@@ -275,8 +285,7 @@ def _answered(
     answers: Answers, asked: str, original: Callable[..., Any], answer: Callable[..., Any]
 ) -> Callable[..., Any]:
     def ask(*args: Any, **kwargs: Any) -> Any:
-        frame = sys._getframe(1)
-        if not answers.from_user(frame):
+        if not answers.are_for(sys._getframe(1)):
             return original(*args, **kwargs)
         value = answer(*args, **kwargs)
         shown = (
@@ -284,7 +293,7 @@ def _answered(
             if isinstance(value, (_Stream, contextlib.nullcontext))
             else value
         )
-        answers.note(frame, asked, "done" if value is None else shown)
+        answers.note(_user_frame(answers), asked, "done" if value is None else shown)
         return value
 
     return ask
@@ -292,7 +301,7 @@ def _answered(
 
 def _refused(answers: Answers, asked: str, original: Callable[..., Any]) -> Callable[..., Any]:
     def ask(*args: Any, **kwargs: Any) -> Any:
-        if not answers.from_user(sys._getframe(1)):
+        if not answers.are_for(sys._getframe(1)):
             return original(*args, **kwargs)
         raise _needs_gpu(f"{asked} measures or drives a GPU")
 
@@ -433,9 +442,9 @@ class _CudaMeansCpu(TorchFunctionMode):
         frame = sys._getframe(1)
         answer = _ANSWERED_PROPERTIES.get(func)
         if answer is not None:
-            if not self._answers.from_user(frame):
+            if not self._answers.are_for(frame):
                 return func(*args, **kwargs)
-            self._answers.note(frame, *answer)
+            self._answers.note(_user_frame(self._answers), *answer)
             return answer[1]
         if func in _TEXTS:
             return self._text(func(*args, **kwargs))

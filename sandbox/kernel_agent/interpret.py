@@ -36,6 +36,7 @@ from .races import Races
 from .source import words
 
 _TO_TENSOR = "__kernel_agent_to_tensor__"
+_LOGICAL, _NOT = "__ka_logical__", "__ka_not__"
 _MISSING = object()
 _LIBDEVICE = ("triton.language.extra.cuda.libdevice", "triton.language.extra.libdevice")
 # Builtins that run what they are given, or that say something each time.
@@ -186,8 +187,9 @@ def call_helper(kernel: JITFunction, args: tuple[Any, ...], kwargs: dict[str, An
     return rewritten(kernel)(*args, **kwargs)
 
 
-class _Assignments(ast.NodeTransformer):
-    """x = v becomes x = to_tensor(v): numbers carry a Triton type from their first assignment."""
+class _AsCompiled(ast.NodeTransformer):
+    """x = v becomes x = to_tensor(v): numbers carry a Triton type from their first assignment. `and`, `or` and
+    `not` take tensors element by element, and all of their operands are evaluated."""
 
     def visit_Assign(self, node: ast.Assign) -> ast.Assign:
         if len(node.targets) > 1:
@@ -197,6 +199,19 @@ class _Assignments(ast.NodeTransformer):
         node.value = ast.Call(func=callee, args=[node.value], keywords=[])
         return node
 
+    def visit_BoolOp(self, node: ast.BoolOp) -> ast.Call:
+        self.generic_visit(node)
+        none = ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[])
+        late = [ast.Lambda(none, value) for value in node.values]
+        kind = ast.Constant("and" if isinstance(node.op, ast.And) else "or")
+        return ast.copy_location(ast.Call(ast.Name(_LOGICAL, ast.Load()), [kind, *late], []), node)
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.expr:
+        self.generic_visit(node)
+        if not isinstance(node.op, ast.Not):
+            return node
+        return ast.copy_location(ast.Call(ast.Name(_NOT, ast.Load()), [node.operand], []), node)
+
 
 def _rewrite(fn: types.FunctionType) -> Callable[..., Any]:
     lines, first = inspect.getsourcelines(fn)
@@ -205,10 +220,10 @@ def _rewrite(fn: types.FunctionType) -> Callable[..., Any]:
     assert isinstance(definition, ast.FunctionDef)
     definition.decorator_list = []
     definition.returns = None
-    tree = ast.fix_missing_locations(_Assignments().visit(tree))
+    tree = ast.fix_missing_locations(_AsCompiled().visit(tree))
     ast.increment_lineno(tree, first - 1)
     scope = _scope_of(fn)
-    scope[_TO_TENSOR] = _to_tensor
+    scope |= {_TO_TENSOR: _to_tensor, _LOGICAL: _logical, _NOT: _not}
     made: dict[str, Any] = {}
     code = compile(tree, inspect.getsourcefile(fn) or fn.__code__.co_filename, "exec", dont_inherit=True)
     exec(code, scope, made)  # noqa: S102
@@ -255,6 +270,25 @@ def _to_tensor(value: Any) -> Any:
     if type(value) is tl.tensor:
         return value
     return _interp.interpreter_semantic.to_tensor(value, False)
+
+
+def _logical(kind: str, *parts: Callable[[], Any]) -> Any:
+    """As Triton compiles it: what is known then ends it or is left out, tensors are combined."""
+    combine = getattr(_interp.interpreter_semantic, f"logical_{kind}")
+    result: Any = None
+    for part in parts:
+        value = part()
+        if type(value) is tl.tensor:
+            result = combine(result, value) if type(result) is tl.tensor else value
+        elif bool(value) is (kind == "or"):
+            return value
+        elif type(result) is not tl.tensor:
+            result = value
+    return result
+
+
+def _not(value: Any) -> Any:
+    return _interp.interpreter_semantic.not_(value) if type(value) is tl.tensor else not value
 
 
 def _shim() -> None: ...

@@ -255,6 +255,23 @@ def test_device_questions__file_above_this_package__package_hears_the_truth():
     assert seen == [True] and all(a["asked"] == "Tensor.is_cuda" for a in answers.given)
 
 
+def test_device_questions__of_a_library__are_answered_with_the_line_of_the_file(write, tmp_path):
+    site = tmp_path / "site-packages"
+    site.mkdir()
+    (site / "asking_library.py").write_text(
+        "import torch\n\nDEVICE = torch.cuda.current_device()\nNAME = str(torch.ones(1).device)\n"
+    )
+    sys.path.append(str(site))
+    try:
+        fwd = forward.load(write("from asking_library import DEVICE, NAME\n" + SCALE))
+    finally:
+        sys.path.remove(str(site))
+        sys.modules.pop("asking_library", None)
+    assert (fwd.module.DEVICE, fwd.module.NAME) == (0, "cuda:0")
+    asked = {answer["asked"]: answer["line"] for answer in fwd.answers.given}
+    assert asked["torch.cuda.current_device"] == asked["Tensor.device"] == 1
+
+
 def test_text_and_versions__do_not_tell_that_there_is_no_gpu():
     answers = devices.Answers(str(Path(__file__).parent), devices.Target.parse("sm_90"))
     x = torch.ones(2, dtype=torch.float16)

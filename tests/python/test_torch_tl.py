@@ -431,6 +431,35 @@ def test_programs_that_diverge__are_evaluated_in_groups(tmp_path: Path) -> None:
     assert evaluation.memory.counts.bytes_read == 4 * (60 + 60 + 52), "program 5 returns before its last load"
 
 
+LOGICAL = """
+@triton.jit
+def kernel(x_ptr, y_ptr, rows, cols, EXTRA: tl.constexpr):
+    i = tl.arange(0, 4)[:, None]
+    j = tl.arange(0, 8)[None, :]
+    inside = i < rows and j < cols
+    x = tl.load(x_ptr + i * cols + j, mask=inside, other=0.0)
+    y = tl.where(not inside or (EXTRA and x > 0), 7.0, x)
+    if not EXTRA and (rows > 2 and cols > 2):
+        y = y + 1
+    tl.store(y_ptr + i * 8 + j, y)
+"""
+
+
+@pytest.mark.parametrize("extra", [False, True])
+def test_and_or_not__of_blocks__are_elementwise_as_compiled(extra: bool, tmp_path: Path) -> None:
+    kernel = compile_kernel(LOGICAL, tmp_path)
+    x = torch.randn(3, 5, generator=torch.Generator().manual_seed(1))
+    tensors = {"x_ptr": x, "y_ptr": torch.zeros(4, 8)}
+    numbers = {"rows": 3, "cols": 5, "EXTRA": extra}
+    expected = torch.full((4, 8), 7.0)
+    expected[:3, :5] = torch.where(x > 0, 7.0, x) if extra else x
+    expected += 0 if extra else 1
+    torch.testing.assert_close(interpreted(kernel, tensors, **numbers)["y_ptr"], expected)
+    evaluation = Evaluation(NATIVE, **tensors)
+    evaluation.launch(kernel, **numbers)
+    torch.testing.assert_close(evaluation["y_ptr"], expected)
+
+
 CHAIN = """
 @triton.jit
 def kernel(y_ptr):
