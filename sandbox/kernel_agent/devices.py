@@ -1,9 +1,9 @@
 """What a user's file hears when it asks about a GPU on a machine that has none: answers for a named target.
 
 Answers are given to the user's files and to libraries that they use; torch and Triton themselves keep hearing
-the truth. Each answer is recorded with the line of the user's that led to it. A tensor says that it is on `cuda:0`, and `device="cuda"` means the CPU.
-What cannot be answered (timings, measured memory, CUDA graphs) raises `Unusable("needs_gpu")` and names the
-line.
+the truth. Each answer is recorded with the line of the user's that led to it. A tensor says that it is on
+`cuda:0`, and `device="cuda"` means the CPU. What cannot be answered (timings, measured memory, CUDA graphs)
+raises `Unusable("needs_gpu")` and names the line.
 """
 
 from __future__ import annotations

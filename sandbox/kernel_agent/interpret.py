@@ -188,8 +188,8 @@ def call_helper(kernel: JITFunction, args: tuple[Any, ...], kwargs: dict[str, An
 
 
 class _AsCompiled(ast.NodeTransformer):
-    """x = v becomes x = to_tensor(v): numbers carry a Triton type from their first assignment. `and`, `or` and
-    `not` take tensors element by element, and all of their operands are evaluated."""
+    """x = v becomes x = to_tensor(v): numbers carry a Triton type from their first assignment. `and`, `or`
+    and `not` take tensors element by element, and all of their operands are evaluated."""
 
     def visit_Assign(self, node: ast.Assign) -> ast.Assign:
         if len(node.targets) > 1:

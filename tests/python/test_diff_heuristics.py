@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from diff_support import assert_right, draft
-from kernel_agent import errors
 
 FORWARD = """import torch
 import triton
@@ -74,7 +73,10 @@ def written(write: Callable[[str], Path], decorators: str, after: str = "", grid
         (
             DECORATED.format('"ROWS": rows, "BLOCK": of_size'),
             "",
-            ["ROWS = rows(dict(N=N))", "BLOCK = of_size(dict(x_ptr=x_ptr, y_ptr=y_ptr, M=M, N=N))"],
+            [
+                "ROWS = rows(dict(N=N))",
+                "BLOCK = of_size(dict(x_ptr=x_ptr, y_ptr=y_ptr, M=M, N=N, ROWS=rows(dict(N=N))))",
+            ],
         ),
         (
             "@triton.jit",
@@ -103,8 +105,19 @@ def test_rule__is_what_the_backward_and_its_grid_go_by(
     assert_right(file, result, SHAPES)
 
 
-def test_rule_that_reads_what_is_not_passed__is_refused(write: Callable[[str], Path]) -> None:
-    decorators = DECORATED.format('"ROWS": rows, "BLOCK": lambda given: 16 * given["ROWS"]')
-    with pytest.raises(errors.Unusable) as caught:
-        draft(written(write, decorators), {"M": 5, "N": 20})
-    assert "reads `ROWS`, which the launch does not pass" in str(caught.value.extra["refusals"])  # type: ignore[attr-defined]
+@pytest.mark.parametrize(
+    ("rule", "line"),
+    [
+        ('lambda given: 32 // given["ROWS"]', "BLOCK = 32 // rows(dict(N=N))"),
+        ("of_rows", "BLOCK = of_rows(dict(ROWS=rows(dict(N=N))))"),
+    ],
+)
+def test_rule_that_reads_what_an_earlier_one_computed__reads_it_in_the_backward_too(
+    rule: str, line: str, write: Callable[[str], Path]
+) -> None:
+    """Triton passes a rule what those before it computed."""
+    decorators = DECORATED.format(f'"ROWS": rows, "BLOCK": {rule}')
+    file = written(write, "def of_rows(given):\n    return 32 // given['ROWS']\n\n\n" + decorators)
+    result = draft(file, {"M": 5, "N": 16})
+    assert f"        {line}\n" in result["backward"], result["backward"]
+    assert_right(file, result, [({"M": m, "N": n}, "normal") for m, n in ((5, 16), (3, 26), (2, 1))])

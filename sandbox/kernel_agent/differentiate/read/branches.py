@@ -8,7 +8,7 @@ from typing import Any
 from ..ir.graph import Graph, broadcast_shape, promote
 from ..ir.nodes import If, Node, Region
 from ..ir.refusal import Refusal
-from ..ir.values import Arg, BlockPtr, Either, Poison, Ptr, Returned, is_static, offset_name
+from ..ir.values import Arg, BlockPtr, DType, Either, Poison, Ptr, Returned, is_static, offset_name
 from .calls import Calls
 
 
@@ -119,6 +119,10 @@ class Branches(Calls):
             return a
         if isinstance(a, tuple) and isinstance(b, tuple) and len(a) == len(b):
             return tuple(self.merge(stmt, x, y, name) for x, y in zip(a, b, strict=True))
+        if is_static(stmt.cond) and isinstance(a, DType) and isinstance(b, DType):
+            wide = _wider(a, b)
+            if wide is not None:
+                return wide
         if is_static(stmt.cond) and _differ(self.g, a, b):
             return Either(stmt.cond, self.alone(stmt, a, True, name), self.alone(stmt, b, False, name))
         if isinstance(a, Ptr) and isinstance(b, Ptr) and a.base is b.base:
@@ -162,6 +166,16 @@ class Branches(Calls):
         if isinstance(node, Node) and node.op == "ifout" and is_static(node.args[0]):
             node.attrs["named"] = True  # the generated code names it in both branches
         return self.merge(stmt, value, None, name) if first else self.merge(stmt, None, value, name)
+
+
+def _wider(a: DType, b: DType) -> DType | None:
+    """Of a type by name and a tensor's own, which a branch on that chooses between (float32 to compute in,
+    unless the tensor has more), the one that holds the other's values, as the tensor is now."""
+    own = next((t for t in (a, b) if t.name.startswith("$")), None)
+    other = b if own is a else a
+    if own is None or other.name != "float32":
+        return None
+    return own if own.name.startswith("$float64") else other
 
 
 def _differ(g: Graph, a: Any, b: Any) -> bool:

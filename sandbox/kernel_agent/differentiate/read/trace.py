@@ -68,6 +68,7 @@ class Site:
     heuristics: dict[str, ast.expr] = field(default_factory=dict)  # rules that the backward can have as text
     # What is called for rules that are no lambdas there, and the arguments that they read; None: any.
     rules: dict[str, tuple[str, set[str] | None]] = field(default_factory=dict)
+    before: dict[str, list[str]] = field(default_factory=dict)  # by heuristic, those whose values it may read
     optional: set[str] = field(default_factory=set)  # outputs that a call may leave out: None is passed
     # Outputs that hold nothing here, and may in another call: elements written, where that is known.
     empty: dict[str, Node | None] = field(default_factory=dict)
@@ -587,16 +588,19 @@ def _note_heuristics(fwd: Forward, site: Site) -> None:
     """How the backward computes what heuristics do: by the rule's text, or by the rule."""
     site.heuristics = site.home.heuristics(site.source)
     given = {n: v for n, v in site.launch.args.items() if n in site.given_names} | (site.launch.config or {})
+    computed = site.launch.heuristics
     for name, (holder, rule) in rules_of(getattr(fwd.module, site.kernel_name), site.kernel_name).items():
         text = site.heuristics.get(name)
-        if isinstance(text, ast.Lambda):
-            continue
+        before = [one for one in computed if one in given and one not in site.given_names]
+        site.before[name] = before
         try:
-            asked = asked_by(rule, given)
+            asked = None if isinstance(text, ast.Lambda) else asked_by(rule, given)
         except KeyError as error:
             message = f"`{name}` reads `{error.args[0]}`, which the launch does not pass"
             raise Refusal("heuristics", message).at(site.call) from None
         site.rules[name] = text.id if isinstance(text, ast.Name) else f'{holder}.values["{name}"]', asked
+        if name in computed:
+            given[name] = computed[name]
 
 
 def _expression(call: ast.Call, params: list[str], name: str) -> ast.expr:

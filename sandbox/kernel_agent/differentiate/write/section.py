@@ -503,10 +503,13 @@ def config_name(site: Site) -> str:
     return f"{site.kernel_name}_config".upper()
 
 
-def _arguments(site: Site, more: dict[str, str] | None = None, asked: set[str] | None = None) -> str:
+def _arguments(
+    site: Site, more: dict[str, str] | None = None, asked: set[str] | None = None, before: Sequence[str] = ()
+) -> str:
     """The arguments of a launch by name, from within its Function, those that are asked for; and `more`."""
     known = {n: n for n in site.given_names if n in site.params and (asked is None or n in asked)}
     items = [f"{name}={text}" for name, text in (known | (more or {})).items()]
+    items += [f"{n}={heuristic_text(site, n)}" for n in before if asked is None or n in asked]
     if site.autotuned and (asked is None or asked & set(site.launch.config or {})):
         items.append(f"**{config_name(site)}")
     return f"dict({', '.join(items)})"
@@ -518,7 +521,7 @@ def heuristic_text(site: Site, name: str) -> str:
     rule = site.heuristics.get(name)
     if not isinstance(rule, ast.Lambda):
         called, asked = site.rules[name]
-        return f"{called}({_arguments(site, asked=asked)})"
+        return f"{called}({_arguments(site, asked=asked, before=site.before[name])})"
     given = rule.args.args[0].arg
 
     class Inline(ast.NodeTransformer):
@@ -529,6 +532,8 @@ def heuristic_text(site: Site, name: str) -> str:
                         return ast.Name(wanted, ast.Load())
                     if site.launch.config and wanted in site.launch.config:
                         return ast.parse(f'{config_name(site)}["{wanted}"]', mode="eval").body
+                    if wanted in site.before.get(name, ()):
+                        return ast.parse(heuristic_text(site, wanted), mode="eval").body
                     message = f"`{name}` reads `{wanted}`, which the launch does not pass"
                     raise Refusal("heuristics", message, line=node.lineno)
             return self.generic_visit(node)

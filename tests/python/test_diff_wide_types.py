@@ -1,0 +1,57 @@
+"""A type to compute in that a branch chooses by the tensor's own: the backward computes in it too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from diff_support import draft, errors
+
+FORWARD = """import torch
+import triton
+import triton.language as tl
+from kernel_agent import autodiff
+
+SWEEP = [{"M": 5, "N": 20}]
+
+
+def make_args(dims, device="cuda", dtype=torch.float32):
+    return (torch.randn(dims["M"], dims["N"], device=device, dtype=dtype),)
+
+
+@triton.jit
+def norm_kernel(x_ptr, y_ptr, N, BLOCK: tl.constexpr):
+    if tl.constexpr(x_ptr.dtype.element_ty == tl.float16) or tl.constexpr(
+        x_ptr.dtype.element_ty == tl.bfloat16
+    ):
+        wide = tl.float32
+    else:
+        wide = x_ptr.dtype.element_ty
+    cols = tl.arange(0, BLOCK)
+    at = tl.program_id(0) * N + cols
+    x = tl.load(x_ptr + at, mask=cols < N, other=0.0).to(wide)
+    total = tl.zeros([BLOCK], dtype=wide) + x * x
+    y = x / tl.sqrt(tl.sum(total, axis=0) / N + 1.0)
+    tl.store(y_ptr + at, y.to(y_ptr.dtype.element_ty), mask=cols < N)
+
+
+@autodiff(inputs_require_grad=(0,))
+def norm(x):
+    x = x.contiguous()
+    y = torch.empty_like(x)
+    norm_kernel[(x.shape[0],)](x, y, x.shape[1], BLOCK=32)
+    return y
+"""
+LIMITS = {"float64": 1e-12, "float32": 1e-6, "bfloat16": 8e-3, "float16": 1e-3}
+
+
+@pytest.mark.parametrize("traced", ["float32", "bfloat16", "float64"])
+def test_type_chosen_by_a_branch__is_the_wider_one(traced: str, write: Callable[[str], Path]) -> None:
+    file = write(FORWARD)
+    backward = draft(file, {"M": 5, "N": 20}, dtype=traced)["backward"]
+    for dtype, limit in LIMITS.items() if traced != "float64" else [("float64", 1e-12)]:
+        if dtype == "float64" and traced != "float64":
+            continue
+        found = errors(file, backward, [({"M": 5, "N": 20}, "normal"), ({"M": 3, "N": 32}, "normal")], dtype)
+        assert max(found["x"]) < limit, (dtype, found)
