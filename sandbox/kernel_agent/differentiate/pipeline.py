@@ -173,7 +173,9 @@ def _attempt(
         raise refusal.at(None, fwd.path) from None
     if all(site.tables for site in sites):
         draft.schedule, draft.only = "atomic", True
-    hosts = {host.name: host for host in (*(s.host for s in sites), *(u.host for u in untraced))}
+    hosts = _with_callers(
+        fwd, {host.name: host for host in (*(s.host for s in sites), *(u.host for u in untraced))}
+    )
     renamed = {name: f"{name}_autograd" for name in hosts if name != fwd.stub_name}
     copies = [
         stub_text(fwd, f, sites, untraced, renamed, fwd.grads if f is stub else ())
@@ -268,6 +270,26 @@ def _of_file(home: Home, report: LineReport) -> LineReport:
     if not home.imported or report.line is None:
         return report
     return replace(report, line=None, reason=f"{Path(home.path).name}:{report.line}: {report.reason}")
+
+
+def _with_callers(fwd: Forward, hosts: dict[str, ast.FunctionDef]) -> dict[str, ast.FunctionDef]:
+    """Functions that make launches, and those of the file that call them, up to the stub."""
+    calls = {
+        function.name: {
+            node.func.id
+            for node in ast.walk(function)
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+        }
+        for function in fwd.tree.body
+        if isinstance(function, ast.FunctionDef)
+    }
+    reached, towards = {fwd.stub_name}, set(hosts)
+    while more := {called for name in reached for called in calls[name] & calls.keys()} - reached:
+        reached |= more
+    while more := {name for name in reached if calls[name] & towards} - towards:
+        towards |= more
+    between = {f.name: f for f in fwd.tree.body if isinstance(f, ast.FunctionDef) and f.name in towards}
+    return {**hosts, **{name: f for name, f in between.items() if name not in hosts}}
 
 
 def _launch(fwd: Forward, site: trace.Site, kernels: dict[str, str], draft: Draft) -> str:

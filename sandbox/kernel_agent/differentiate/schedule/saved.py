@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
 
 from ..ir.nodes import Node, nodes_in, operands, reachable
 from ..ir.rewriter import Rewriter
@@ -99,6 +101,8 @@ def copies(site: Site) -> Copied | None:
     """How a copy of the kernel may be launched in its place; None where it may not."""
     if site.home.imported:  # its names may be others in the user's file
         return None
+    if any(_is_of_a_library(vars(site.home.module).get(name)) for name in _names(site.source)):
+        return None
     kernel, calls = site.kernel, [d for d in site.source.decorator_list if isinstance(d, ast.Call)]
     tuners = [call for call in calls if ast.unparse(call.func).endswith("autotune")]
     computed = set(site.launch.heuristics) - set(site.heuristics)
@@ -121,6 +125,11 @@ def copies(site: Site) -> Copied | None:
                 return None  # what else looks at the list may want all of it
             left = f'c.kwargs["{block}"] % {own} == 0'
     return Copied(frozenset(varied), rows, left)
+
+
+def _is_of_a_library(value: Any) -> bool:
+    """Whether a name in a kernel is a module that no kernel of a backward part may use."""
+    return isinstance(value, ModuleType) and value.__name__.partition(".")[0] not in ("triton", "math")
 
 
 def _reads(rule: ast.expr, varied: set[str]) -> bool:

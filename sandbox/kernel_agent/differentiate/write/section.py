@@ -15,6 +15,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
 
+import torch
+
 from ...forward import Forward
 from ...source import autodiff_names
 from ..ir import counts
@@ -599,6 +601,7 @@ def stub_text(
     for node in ast.walk(stub):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in renamed:
             edits.append((node.func, renamed[node.func.id]))
+    edits += [(name, "torch.cuda") for name in _of_torch_cuda(fwd, stub)]
     taken = {line for site in sites if site.host is stub for line in site.taken}
     edits += [(call, f"address_of({_segment(source, t)}, pointed)") for call, t in _taking(stub, taken)]
     start = stub.lineno - 1
@@ -617,6 +620,19 @@ def stub_text(
     for line in reversed(opening):
         body.insert(first.lineno - 1 - start, " " * first.col_offset + line)
     return "\n".join(["", *(f"@{text}" for text in kept_decorators(fwd, stub)), *body]) + "\n"
+
+
+def _of_torch_cuda(fwd: Forward, function: ast.FunctionDef) -> list[ast.Name]:
+    """Other names for torch.cuda in the heads of `with`: libraries for several vendors' cards have one, which
+    is not imported in the backward part."""
+    heads = [
+        item.context_expr for node in ast.walk(function) if isinstance(node, ast.With) for item in node.items
+    ]
+    names = [node for head in heads for node in ast.walk(head) if isinstance(node, ast.Name)]
+    known = vars(fwd.module)
+    if known.get("torch") is not torch:
+        return []
+    return [name for name in names if name.id != "torch" and known.get(name.id) is torch.cuda]
 
 
 def _taking(function: ast.FunctionDef, lines: set[int]) -> list[tuple[ast.Call, ast.expr]]:

@@ -1,0 +1,93 @@
+"""Host code around launches as libraries write it: functions in between, names for several vendors' cards."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from diff_support import assert_right, draft
+
+LIBRARY = """import torch
+import triton
+import triton.language as tl
+
+card = torch.cuda
+
+
+@triton.jit
+def program_id(axis: tl.constexpr):
+    return tl.program_id(axis)
+"""
+FORWARD = """import torch
+import triton
+import triton.language as tl
+import hosts_library as lib
+from hosts_library import card
+from kernel_agent import autodiff
+
+SWEEP = [{"M": 8192, "N": 100000}]  # too long for a row in one block
+
+
+def make_args(dims, device="cuda", dtype=torch.float32):
+    return (torch.randn(dims["M"], dims["N"], device=device, dtype=dtype),)
+
+
+@triton.jit
+def softmax_kernel(x_ptr, y_ptr, N, BLOCK: tl.constexpr):
+    row = lib.program_id(0)
+    cols = tl.arange(0, BLOCK)
+    top = -float("inf")
+    for start in range(0, N, BLOCK):
+        x = tl.load(x_ptr + row * N + start + cols, mask=start + cols < N, other=-float("inf"))
+        top = tl.maximum(top, tl.max(x, axis=0))
+    total = 0.0
+    for start in range(0, N, BLOCK):
+        x = tl.load(x_ptr + row * N + start + cols, mask=start + cols < N, other=-float("inf"))
+        total += tl.sum(tl.exp(x - top), axis=0)
+    for start in range(0, N, BLOCK):
+        at = x_ptr + row * N + start + cols
+        x = tl.load(at, mask=start + cols < N, other=-float("inf"))
+        tl.store(y_ptr + row * N + start + cols, tl.exp(x - top) / total, mask=start + cols < N)
+
+
+def launched(x, y):
+    with card.device(x.device):
+        softmax_kernel[(x.shape[0],)](x, y, x.shape[1], BLOCK=16)
+    return y
+
+
+def unasked(x):
+    return launched(x, x)
+
+
+def between(x):
+    if x.shape[0] == 0:
+        return torch.empty_like(x)
+    return launched(x.contiguous(), torch.empty_like(x, memory_format=torch.contiguous_format))
+
+
+@autodiff(inputs_require_grad=(0,))
+def softmax(x):
+    return between(x)
+"""
+
+
+@pytest.fixture
+def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "hosts_library.py").write_text(LIBRARY)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "hosts_library", raising=False)
+
+
+@pytest.mark.usefixtures("library")
+def test_function_between_stub_and_launch__is_copied_too(write: Callable[[str], Path]) -> None:
+    file = write(FORWARD)
+    result = draft(file, {"M": 5, "N": 20})
+    text = result["backward"]
+    assert "return between_autograd(x)" in text and "return launched_autograd(" in text
+    assert "unasked" not in text
+    assert "with torch.cuda.device(x.device):" in text and "card" not in text
+    assert "lib." not in text, "a kernel of the backward part may not use it: nothing is saved by a copy"
+    assert_right(file, result, [({"M": 5, "N": 20}, "normal"), ({"M": 2, "N": 33}, "normal")])
