@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from diff_support import assert_right, draft
+from diff_support import ROOT, assert_right, draft
 
 LIBRARY = """import torch
 import triton
@@ -23,7 +23,6 @@ def program_id(axis: tl.constexpr):
 FORWARD = """import torch
 import triton
 import triton.language as tl
-import hosts_library as lib
 from hosts_library import card
 from kernel_agent import autodiff
 
@@ -36,7 +35,7 @@ def make_args(dims, device="cuda", dtype=torch.float32):
 
 @triton.jit
 def softmax_kernel(x_ptr, y_ptr, N, BLOCK: tl.constexpr):
-    row = lib.program_id(0)
+    row = tl.program_id(0)
     cols = tl.arange(0, BLOCK)
     top = -float("inf")
     for start in range(0, N, BLOCK):
@@ -89,5 +88,18 @@ def test_function_between_stub_and_launch__is_copied_too(write: Callable[[str], 
     assert "return between_autograd(x)" in text and "return launched_autograd(" in text
     assert "unasked" not in text
     assert "with torch.cuda.device(x.device):" in text and "card" not in text
-    assert "lib." not in text, "a kernel of the backward part may not use it: nothing is saved by a copy"
     assert_right(file, result, [({"M": 5, "N": 20}, "normal"), ({"M": 2, "N": 33}, "normal")])
+
+
+@pytest.mark.usefixtures("library")
+def test_kernel_that_uses_a_library__is_not_copied_to_save_something(write: Callable[[str], Path]) -> None:
+    """No kernel of the backward part may use it."""
+    text = (ROOT / "examples/layer_norm.py").read_text()
+    saves = draft(write(text), {"M": 9, "N": 100})["backward"]
+    assert "_saving" in saves
+    of_library = text.replace("import triton\n", "import triton\nimport hosts_library as lib\n", 1)
+    of_library = of_library.replace("row = tl.program_id(0)", "row = lib.program_id(0)")
+    file = write(of_library)
+    result = draft(file, {"M": 9, "N": 100})
+    assert "_saving" not in result["backward"] and "lib." not in result["backward"]
+    assert_right(file, result, [({"M": 9, "N": 100}, "normal"), ({"M": 2, "N": 1}, "normal")])
