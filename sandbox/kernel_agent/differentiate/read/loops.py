@@ -97,7 +97,8 @@ class Loops(Branches):
     ) -> None:
         """Interpret a body until its carries are known, then keep that version."""
         g, outer, before, effects = self.g, self.g.here, self.env, self.effects
-        assigned = [n for n in dict.fromkeys(assigned_names(node.body)) if n in before and n not in extra]
+        inside = [n for n in dict.fromkeys(assigned_names(node.body)) if n not in extra]
+        assigned = [n for n in inside if n in before and not isinstance(before[n], Poison)]
         entry = {name: self.leaves(before[name]) for name in assigned}
         plan: dict[tuple[str, int], tuple] = {
             (name, i): ("phi", leaf.dtype, leaf.shape, leaf.active, leaf.weak)
@@ -137,7 +138,8 @@ class Loops(Branches):
                 for i, (init, out) in enumerate(leaves)
             ]
             self.env[name] = self.rebuild(before[name], results)
-        for name in (name for name in after if name not in before):
+        made = {*inside, *(after.keys() - before.keys())} - set(assigned)
+        for name in (name for name in after if name in made):
             self.env[name] = Poison(f"`{name}` is assigned only inside a loop and used after it")
         effects.append(loop)
 

@@ -346,6 +346,10 @@ class FunctionText:
         rules = [n for n in self.site.launch.heuristics if given is None or n in asked]
         made = set() if self.saving else self.kept.keys()  # those that have names by now
         texts = {name: name if name in made else heuristic_text(self.site, name) for name in rules}
+        passed = {*self.site.given_names, *(self.site.launch.config or ()), *self.site.launch.heuristics}
+        for name, value in self.site.launch.args.items():  # what the kernel has by default
+            if name in asked - passed and isinstance(value, int | float | str):
+                texts[name] = repr(value)
         seen = _arguments(self.site, texts)
         return ["        if callable(grid):", *_broken(f"grid = grid({seen})", 12)]
 
