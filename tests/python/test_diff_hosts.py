@@ -103,3 +103,46 @@ def test_kernel_that_uses_a_library__is_not_copied_to_save_something(write: Call
     result = draft(file, {"M": 9, "N": 100})
     assert "_saving" not in result["backward"] and "lib." not in result["backward"]
     assert_right(file, result, [({"M": 9, "N": 100}, "normal"), ({"M": 2, "N": 1}, "normal")])
+
+
+EXPANDED = """import torch
+import triton
+import triton.language as tl
+from kernel_agent import autodiff
+
+SWEEP = [{"M": 5, "N": 20}]
+
+
+def make_args(dims, device="cuda", dtype=torch.float32):
+    x = torch.randn(dims["M"], dims["N"], device=device, dtype=dtype)
+    return x, torch.randn(dims["N"], device=device, dtype=dtype)
+
+
+@triton.jit
+def biased_kernel(x_ptr, b_ptr, y_ptr, M, N, stride_bm, stride_bn, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
+    cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
+    mask = (rows < M) & (cols < N)
+    x = tl.load(x_ptr + rows * N + cols, mask=mask, other=0.0)
+    b = tl.load(b_ptr + rows * stride_bm + cols * stride_bn, mask=mask, other=0.0)
+    tl.store(y_ptr + rows * N + cols, x * tl.exp(b), mask=mask)
+
+
+@autodiff(inputs_require_grad=(0, 1))
+def biased(x, bias):
+    x = x.contiguous()
+    M, N = x.shape
+    y = torch.empty_like(x)
+    bias = bias.{expand}
+    grid = (triton.cdiv(M, 2), triton.cdiv(N, 16))
+    biased_kernel[grid](x, bias, y, M, N, bias.stride(0), bias.stride(1), ROWS=2, BLOCK=16)
+    return y
+"""
+
+
+@pytest.mark.parametrize("expand", ["expand(M, -1)", "broadcast_to(x.shape)", "expand_as(x)"])
+def test_tensor_that_the_host_expands__has_a_gradient(expand: str, write: Callable[[str], Path]) -> None:
+    file = write(EXPANDED.replace("{expand}", expand))
+    result = draft(file, {"M": 5, "N": 20})
+    assert f"bias = own(bias.{expand})" in result["backward"]
+    assert_right(file, result, [({"M": m, "N": n}, "normal") for m, n in ((5, 20), (4, 33), (1, 1))])

@@ -608,6 +608,7 @@ def stub_text(
     edits += [(name, "torch.cuda") for name in _of_torch_cuda(fwd, stub)]
     taken = {line for site in sites if site.host is stub for line in site.taken}
     edits += [(call, f"address_of({_segment(source, t)}, pointed)") for call, t in _taking(stub, taken)]
+    edits += [(call, f"own({_segment(source, call)})") for call in _expanding(stub, [e for e, _ in edits])]
     start = stub.lineno - 1
     body = lines[start : stub.end_lineno]
     for node, new in sorted(edits, key=lambda e: (e[0].lineno, e[0].col_offset), reverse=True):  # type: ignore[attr-defined]
@@ -624,6 +625,28 @@ def stub_text(
     for line in reversed(opening):
         body.insert(first.lineno - 1 - start, " " * first.col_offset + line)
     return "\n".join(["", *(f"@{text}" for text in kept_decorators(fwd, stub)), *body]) + "\n"
+
+
+def _expanding(function: ast.FunctionDef, others: Sequence[ast.AST]) -> list[ast.Call]:
+    """Calls that give a tensor whose elements share memory, of which no element has a gradient of its own; not
+    those in or around `others`, nor in another of them."""
+
+    def parts(node: ast.AST) -> set[ast.expr]:
+        return {part for part in ast.walk(node) if isinstance(part, ast.expr)}
+
+    found: list[ast.Call] = []
+    beside = set[ast.expr]().union(*map(parts, others))
+    for node in ast.walk(function):  # from the outside in
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr in ("expand", "expand_as", "broadcast_to")
+            and node not in beside
+            and not beside & parts(node)
+        ):
+            found.append(node)
+            beside |= parts(node)
+    return found
 
 
 def _of_torch_cuda(fwd: Forward, function: ast.FunctionDef) -> list[ast.Name]:
