@@ -628,8 +628,8 @@ def stub_text(
 
 
 def _expanding(function: ast.FunctionDef, others: Sequence[ast.AST]) -> list[ast.Call]:
-    """Calls that give a tensor whose elements share memory, of which no element has a gradient of its own; not
-    those in or around `others`, nor in another of them."""
+    """Calls that give a tensor whose elements share memory, so that none has a gradient of its own; not those
+    in or around `others`, nor in another of them."""
 
     def parts(node: ast.AST) -> set[ast.expr]:
         return {part for part in ast.walk(node) if isinstance(part, ast.expr)}
