@@ -20,14 +20,10 @@ def make_args(dims, device="cuda", dtype=torch.float32):
     return (torch.randn(dims["M"], dims["N"], device=device, dtype=dtype),)
 
 
+{helper}
 @triton.jit
 def norm_kernel(x_ptr, y_ptr, N, BLOCK: tl.constexpr):
-    if tl.constexpr(x_ptr.dtype.element_ty == tl.float16) or tl.constexpr(
-        x_ptr.dtype.element_ty == tl.bfloat16
-    ):
-        wide = tl.float32
-    else:
-        wide = x_ptr.dtype.element_ty
+{choice}
     cols = tl.arange(0, BLOCK)
     at = tl.program_id(0) * N + cols
     x = tl.load(x_ptr + at, mask=cols < N, other=0.0).to(wide)
@@ -43,12 +39,34 @@ def norm(x):
     norm_kernel[(x.shape[0],)](x, y, x.shape[1], BLOCK=32)
     return y
 """
+BRANCH = """\
+    if tl.constexpr(x_ptr.dtype.element_ty == tl.float16) or tl.constexpr(
+        x_ptr.dtype.element_ty == tl.bfloat16
+    ):
+        wide = tl.float32
+    else:
+        wide = x_ptr.dtype.element_ty
+"""
+HELPER = """\
+def wide_of(own, least=32):
+    return tl.float32 if own.primitive_bitwidth < least else own
+"""
+ASKED = "    wide: tl.constexpr = wide_of(x_ptr.dtype.element_ty)"
+WAYS = {
+    "branch": ("", BRANCH),
+    "function": ("@triton.constexpr_function\n" + HELPER, ASKED),
+    "constant function": ("@tl.constexpr\n" + HELPER, ASKED),
+}
 LIMITS = {"float64": 1e-12, "float32": 1e-6, "bfloat16": 8e-3, "float16": 1e-3}
 
 
 @pytest.mark.parametrize("traced", ["float32", "bfloat16", "float64"])
-def test_type_chosen_by_a_branch__is_the_wider_one(traced: str, write: Callable[[str], Path]) -> None:
-    file = write(FORWARD)
+@pytest.mark.parametrize("way", WAYS)
+def test_type_chosen_by_a_tensor_s_own__is_the_wider_one(
+    way: str, traced: str, write: Callable[[str], Path]
+) -> None:
+    helper, choice = WAYS[way]
+    file = write(FORWARD.replace("{helper}", helper).replace("{choice}", choice))
     backward = draft(file, {"M": 5, "N": 20}, dtype=traced)["backward"]
     for dtype, limit in LIMITS.items() if traced != "float64" else [("float64", 1e-12)]:
         if dtype == "float64" and traced != "float64":

@@ -9,10 +9,11 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import triton.language as tl
+from triton.runtime.jit import ConstexprFunction
 
 from ..ir.nodes import Node
 from ..ir.refusal import Refusal
-from ..ir.values import BlockPtr, Ptr, is_helper
+from ..ir.values import BlockPtr, DType, Ptr, is_helper
 from . import language, syntax_check
 from .expressions import Expressions
 
@@ -30,6 +31,8 @@ class Calls(Expressions):
         keywords: dict = {k.arg: self.expr(k.value) for k in node.keywords}
         if method:
             return language.method(self, owner, node.func.attr, args, keywords)  # type: ignore
+        if isinstance(function, ConstexprFunction) and any(isinstance(a, DType) for a in args):
+            return language.at_compile_time(function.fn, ast.unparse(node.func), args, keywords)
         helper = self.functions.get(getattr(function, "__name__", "")) if is_helper(function) else None
         if helper is not None and self._is_ours(function):
             return self.inline(helper, args, keywords)

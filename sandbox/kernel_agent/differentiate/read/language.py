@@ -10,7 +10,10 @@ import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import replace
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
+
+import triton.language as tl
 
 from ..ir.address_tables import CONSTRUCT, entry
 from ..ir.graph import broadcast_shape, promote
@@ -100,6 +103,24 @@ def method(b: Builder, owner: Any, name: str, args: list, kw: dict) -> Any:
     raise Refusal(f".{name}", NOT_DIFFERENTIABLE.get(name, f"`.{name}` has no adjoint here"))
 
 
+def at_compile_time(function: Callable[..., Any], text: str, args: list, kw: dict) -> Any:
+    """What a function of numbers and types computes when the kernel is compiled. A tensor's own type is what
+    it is now: of a type to compute in, float32 stands for what has fewer bits (as branches.py has it)."""
+    values = [*args, *kw.values()]
+    if any(isinstance(value, (Node, Ptr, BlockPtr)) for value in values):
+        raise Refusal(text, f"`{text}` is asked for what is not known before a launch")
+
+    def as_triton(value: Any) -> Any:
+        if not isinstance(value, DType):
+            return value
+        name = value.name.removeprefix("$").partition(":")[0]
+        return getattr(tl, name)
+
+    made = from_python(function(*map(as_triton, args), **{key: as_triton(v) for key, v in kw.items()}))
+    own = next((v for v in values if isinstance(v, DType) and v.name.startswith("$float64")), None)
+    return own if own is not None and made == DType("float64") else made
+
+
 def call(b: Builder, function: Any, text: str, args: list, kw: dict) -> Any:
     if isinstance(function, DType):
         return cast(b, args[0], function)
@@ -133,6 +154,8 @@ def call(b: Builder, function: Any, text: str, args: list, kw: dict) -> Any:
         raise Refusal(
             text, f"called with arguments that are not understood ({error})", "Pass what Triton takes."
         ) from None
+    if isinstance(function, FunctionType) and not function.__module__.startswith("triton."):
+        return at_compile_time(function, text, args, kw)
     raise Refusal(text, f"`{text}` has no adjoint here")
 
 
