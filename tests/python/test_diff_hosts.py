@@ -146,3 +146,68 @@ def test_tensor_that_the_host_expands__has_a_gradient(expand: str, write: Callab
     result = draft(file, {"M": 5, "N": 20})
     assert f"bias = own(bias.{expand})" in result["backward"]
     assert_right(file, result, [({"M": m, "N": n}, "normal") for m, n in ((5, 20), (4, 33), (1, 1))])
+
+
+METHOD = """import torch
+import triton
+import triton.language as tl
+from kernel_agent import autodiff
+
+SWEEP = [{"M": 5, "N": 20}]
+
+
+def make_args(dims, device="cuda", dtype=torch.float32):
+    x = torch.randn(dims["M"], dims["N"], device=device, dtype=dtype)
+    return x, torch.randn(dims["N"], device=device, dtype=dtype)
+
+
+@triton.jit
+def norm_kernel(x_ptr, w_ptr, y_ptr, N, eps, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    cols = tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + row * N + cols, mask=cols < N, other=0.0)
+    w = tl.load(w_ptr + cols, mask=cols < N, other=0.0)
+    y = x / tl.sqrt(tl.sum(x * x, axis=0) / N + eps) * w
+    tl.store(y_ptr + row * N + cols, y, mask=cols < N)
+
+
+class _Norm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, w, eps=1e-2):
+        x = x.contiguous()
+        M, N = x.shape
+        y = torch.empty_like(x)
+        ctx.BLOCK = triton.next_power_of_2(N)
+        norm_kernel[(M,)](x, w, y, N, eps, BLOCK=ctx.BLOCK)
+        if ctx.needs_input_grad[0]:
+            ctx.save_for_backward(x, w)
+        return y
+
+    @staticmethod
+    def backward(ctx, dy):
+        raise NotImplementedError
+
+
+normed = _Norm.apply
+
+
+@autodiff(inputs_require_grad=(0, 1))
+def norm(x, w):
+    if x.shape[0] == 1:
+        return {call}(x, w)
+    return {call}(
+        x, w,
+        0.02,
+    )
+"""
+
+
+@pytest.mark.parametrize("call", ["_Norm.apply", "normed"])
+def test_forward_of_a_function__is_copied_as_a_function(call: str, write: Callable[[str], Path]) -> None:
+    file = write(METHOD.replace("{call}", call))
+    result = draft(file, {"M": 5, "N": 20})
+    text = result["backward"]
+    assert "def Norm_forward_autograd(ctx, x, w, eps=1e-2):" in text
+    assert text.count("return Norm_forward_autograd(") == 2 and text.count("Unsaved(), x, w") == 2
+    assert "ctx_BLOCK = triton" in text and "ctx.BLOCK" not in text
+    assert_right(file, result, [({"M": m, "N": n}, "normal") for m, n in ((5, 20), (3, 33), (1, 7))])

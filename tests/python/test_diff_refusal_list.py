@@ -48,6 +48,11 @@ def sometimes(x, n):
 def larger(a, b):
     return tl.maximum(a, b)
 
+
+@tl.constexpr
+def kind_of(kind, value):
+    return kind
+
 """
 KERNEL = """
 @triton.jit
@@ -75,6 +80,7 @@ KERNELS: dict[str, tuple[str, str, str]] = {
     "undefined": ("    x = x * factor  # here", "name", "`factor` is not defined"),
     "scaled_pointer": ("    x = tl.load(x_ptr * 2)  # here", "pointer arithmetic", "adding and subtracting"),
     "no_such_operation": ("    x = tl.squareroot(x)  # here", "attribute", "`.squareroot`"),
+    "asked_too_early": ("    x = x.to(kind_of(tl.float32, x))  # here", "kind_of", "not known before a launch"),
     "no_such_attribute": ("    x = x.size  # here", "attribute", "`.size`"),
     "no_such_method": ("    x = x.squareroot()  # here", ".squareroot", "no adjoint here"),
     "branch_only": ("    if n > 3:\n        pair = (x, x)\n    x = pair  # here", "branch-dependent value", "one branch only"),

@@ -26,6 +26,7 @@ from .ir.values import is_static, signature
 from .prove import overwrite
 from .read import trace
 from .read.home import Home
+from .read.host_functions import Method, aliases, called, host_functions
 from .reverse import checkpoints, forward_values, running_maxima, wrapped_indices
 from .reverse.sweep import Reverse, writes
 from .schedule import (
@@ -54,7 +55,7 @@ from .schedule.whole_rows import Rows
 from .write import saving_copy
 from .write.demand import effects_of
 from .write.emit import Emitted, Emitter
-from .write.helpers import OWN, PASSED, TABLES, UNTRACED, host_helpers, scan_helpers
+from .write.helpers import OWN, PASSED, TABLES, UNSAVED, UNTRACED, host_helpers, scan_helpers
 from .write.section import (
     Choice,
     FunctionText,
@@ -189,6 +190,7 @@ def _attempt(
     body = "".join(functions)
     helpers = host_helpers(body)
     helpers += [OWN] * bool(fwd.grads)
+    helpers += [UNSAVED] * any(isinstance(host, Method) for host in hosts.values())
     helpers += [UNTRACED] * bool(untraced)
     left_out = {(at, site.home) for site in sites for _, at in site.kernel.graph.folded.values()}
     for at, home in sorted(left_out, key=lambda one: one[0]):
@@ -274,22 +276,17 @@ def _of_file(home: Home, report: LineReport) -> LineReport:
 
 def _with_callers(fwd: Forward, hosts: dict[str, ast.FunctionDef]) -> dict[str, ast.FunctionDef]:
     """Functions that make launches, and those of the file that call them, up to the stub."""
+    functions, known = host_functions(fwd.tree), aliases(fwd.tree)
     calls = {
-        function.name: {
-            node.func.id
-            for node in ast.walk(function)
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
-        }
-        for function in fwd.tree.body
-        if isinstance(function, ast.FunctionDef)
+        name: {one for node in ast.walk(function) if (one := called(node, known)) is not None}
+        for name, function in functions.items()
     }
     reached, towards = {fwd.stub_name}, set(hosts)
-    while more := {called for name in reached for called in calls[name] & calls.keys()} - reached:
+    while more := {one for name in reached for one in calls[name] & calls.keys()} - reached:
         reached |= more
     while more := {name for name in reached if calls[name] & towards} - towards:
         towards |= more
-    between = {f.name: f for f in fwd.tree.body if isinstance(f, ast.FunctionDef) and f.name in towards}
-    return {**hosts, **{name: f for name, f in between.items() if name not in hosts}}
+    return {**hosts, **{name: functions[name] for name in functions if name in towards - hosts.keys()}}
 
 
 def _launch(fwd: Forward, site: trace.Site, kernels: dict[str, str], draft: Draft) -> str:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from .host_functions import Method
+
 # What is asked of a tensor and has none of its values, and what cuts off its gradient.
 ASKED = {"shape", "device", "dtype", "stride", "numel", "size", "ndim", "dim", "element_size", "detach"}
 ALLOCATED = {"empty", "zeros", "ones", "full", "empty_strided"}
@@ -138,7 +140,7 @@ class Host:
 
     def _given_several(self, name: str) -> bool:
         """Whether callers pass a parameter one of several values."""
-        if len(self.calls) > 1:
+        if len(self.calls) > 1 or isinstance(self.function, Method):
             return True
         names = [a.arg for a in (*self.function.args.posonlyargs, *self.function.args.args)]
         for caller, call in self.callers:

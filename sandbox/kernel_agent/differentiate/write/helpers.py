@@ -188,6 +188,18 @@ def separate(written, read):
         raise NotImplementedError("a launch writes to what it also reads, as in no call that was traced")
 '''
 
+UNSAVED = '''
+class Unsaved:
+    """In place of the context of a forward: what that leaves for its own backward is not needed."""
+
+    needs_input_grad = (True,) * 99
+
+    def save_for_backward(self, *tensors):
+        pass
+
+    mark_dirty = mark_non_differentiable = save_for_forward = set_materialize_grads = save_for_backward
+'''
+
 UNTRACED = '''
 def untraced(kernel, line):
     """In place of a launch that no traced size made: it has no backward."""

@@ -24,6 +24,7 @@ from ..ir.nodes import Node, nodes_in
 from ..ir.refusal import Refusal
 from ..ir.spelling import INFIX, call_name, choice, gradient_name, upstream_name
 from ..prove.packed import Asked, AtMost, Distinct, Ordered
+from ..read.host_functions import Method, aliases, called
 from ..read.trace import Site, Tiles, Untraced, grid_written
 from ..schedule.saved import Saved
 from ..schedule.whole_rows import WARPS, Rows
@@ -558,6 +559,7 @@ def kept_decorators(fwd: Forward, host: ast.FunctionDef) -> list[str]:
         value = vars(fwd.module).get(root.id) if isinstance(root, ast.Name) else None
         home = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", "") or ""
         marks = isinstance(root, ast.Name) and root.id in autodiff_names(fwd.tree)
+        marks = marks or (isinstance(root, ast.Name) and root.id == "staticmethod")
         if not marks and home.partition(".")[0] not in ("torch", "kernel_agent"):
             kept.append(_segment(fwd.source, decorator))
     return kept
@@ -573,7 +575,7 @@ def stub_text(
 ) -> str:
     """A copy of a host function, NAME_autograd, its launches made through their Functions; those that are
     `untraced` raise. Parameters that are `owned` come to have memory of their own."""
-    source = fwd.source
+    source = _noted(fwd.source, stub) if isinstance(stub, Method) else fwd.source
     lines = source.splitlines()
     edits: list[tuple[ast.AST, str]] = [
         (u.call, f'untraced("{u.kernel_name}", {u.call.lineno})') for u in untraced if u.host is stub
@@ -602,9 +604,12 @@ def stub_text(
             wrapped = [pad + line + "," for line in wrap([grid, *args], WIDTH - indent - 6)]
             one = "\n".join([f"{site.class_name}.apply(", *wrapped, " " * indent + ")  # fmt: skip"])
         edits.append((site.call, one))
+    known = aliases(fwd.tree)
     for node in ast.walk(stub):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in renamed:
-            edits.append((node.func, renamed[node.func.id]))
+        if isinstance(node, ast.Call) and (name := called(node, known)) in renamed:
+            edits.append((node.func, renamed[name]))
+            if isinstance(node.func, ast.Attribute) or name != node.func.id:  # type: ignore[attr-defined]
+                edits.append((_before(node.args[0]), "Unsaved(), "))  # a method, whose first is its context
     edits += [(name, "torch.cuda") for name in _of_torch_cuda(fwd, stub)]
     taken = {line for site in sites if site.host is stub for line in site.taken}
     edits += [(call, f"address_of({_segment(source, t)}, pointed)") for call, t in _taking(stub, taken)]
@@ -618,12 +623,14 @@ def stub_text(
         if "\n" in new and "fmt: skip" in tail:
             tail = ""
         body[first : last + 1] = (head + new + tail).split("\n")
-    body[0] = body[0].replace(f"def {stub.name}(", f"def {stub.name}_autograd(", 1)
+    written = "forward" if isinstance(stub, Method) else stub.name
+    body[0] = body[0].replace(f"def {written}(", f"def {stub.name}_autograd(", 1)
     documented = ast.get_docstring(stub, clean=False) is not None and len(stub.body) > 1
     first = stub.body[int(documented)]
     opening = [f"{name} = own({name})" for name in owned] + ["pointed = {}"] * bool(taken)
     for line in reversed(opening):
         body.insert(first.lineno - 1 - start, " " * first.col_offset + line)
+    body = [line.removeprefix(" " * stub.col_offset) for line in body]
     return "\n".join(["", *(f"@{text}" for text in kept_decorators(fwd, stub)), *body]) + "\n"
 
 
@@ -647,6 +654,33 @@ def _expanding(function: ast.FunctionDef, others: Sequence[ast.AST]) -> list[ast
             found.append(node)
             beside |= parts(node)
     return found
+
+
+def _noted(source: str, method: Method) -> str:
+    """The text, with what a forward notes in its context, `ctx.size`, as variables, `ctx_size`."""
+    context = method.args.args[0].arg
+    lines = [line.encode() for line in source.split("\n")]
+    for node in ast.walk(method):
+        match node:
+            case ast.Attribute(ast.Name(owner) as name, attr) if owner == context and not _is_of_contexts(
+                attr
+            ):
+                line, at = lines[name.lineno - 1], name.end_col_offset or 0
+                if line[at : at + 1] == b".":
+                    lines[name.lineno - 1] = line[:at] + b"_" + line[at + 1 :]
+    return b"\n".join(lines).decode()
+
+
+def _is_of_contexts(name: str) -> bool:
+    return name in ("needs_input_grad", "set_materialize_grads") or name.startswith(("save_for_", "mark_"))
+
+
+def _before(node: ast.expr) -> ast.expr:
+    """The place in front of an expression, for an edit that puts something there."""
+    place = ast.Constant(None)
+    place.lineno = place.end_lineno = node.lineno
+    place.col_offset = place.end_col_offset = node.col_offset
+    return place
 
 
 def _of_torch_cuda(fwd: Forward, function: ast.FunctionDef) -> list[ast.Name]:
