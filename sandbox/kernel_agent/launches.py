@@ -249,11 +249,11 @@ def _install() -> None:
             return originals.autotuner_run(self, *args, **kwargs)
 
     def autotuner_bench(self: Autotuner, *args: Any, **kwargs: Any) -> Any:
+        if _state.measured:
+            return originals.autotuner_bench(self, *args, **kwargs)
         trials = self.__dict__.setdefault("_kernel_agent_trials", _Trials())
         if _state.mode != "cuda":  # of a class of its own, which has another run()
             return trials.unmeasured(self.nargs)
-        if _state.measured:
-            return originals.autotuner_bench(self, *args, **kwargs)
         if trials.settled:
             return NOT_TRIED
         self.__dict__["do_bench"] = _briefly  # in place of some hundred runs

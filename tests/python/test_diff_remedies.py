@@ -32,6 +32,7 @@ BODIES = {
     "scaled_pointer": "    x = tl.load(x_ptr + 2 * cols, mask=2 * cols < n, other=0.0)",
     "no_such_operation": "    x = tl.sqrt(x * x + 1.0)",
     "no_such_attribute": "    x = x * x.shape[0]",
+    "asked_too_early": "    x = (x * 2.0).to(kind_of(tl.float32, 3))",
     "no_such_method": "    x = tl.sqrt(x * x + 1.0)",
     "branch_only": "    if n > 3:\n        pair = (x * 2.0, x)\n    else:\n        pair = (x, x)\n    x = pair[0] * pair[1]",
     "text": "    x = two(x, 2.0)",
