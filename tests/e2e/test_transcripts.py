@@ -29,6 +29,9 @@ class Course:
     rollbacks: int
     has: str  # in the finished pair
     lacks: str = "no candidate has this"  # only in candidates that were not kept
+    # Other inputs, so often: a candidate that the model gave subtracts what is nearly equal, and in two of a
+    # hundred draws rounding rejects it, rightly.
+    draws: int = 1
 
 
 def at_once(has: str) -> Course:
@@ -47,6 +50,7 @@ COURSES = {
         ],
         rollbacks=1,
         has="tl.store(dgate_ptr + offs, g * (cur - a * prev) * (1 - s), mask=mask)",
+        draws=3,
         lacks="ctx.save_for_backward(decay, gate, h0, h)",
     ),
     "layer_norm_optimise": Course(
@@ -143,10 +147,13 @@ def test_transcript_takes_its_course(agent: Agent, endpoint: Callable[..., Endpo
     head, *answers = read_lines(TRANSCRIPTS / f"{name}.jsonl")
     forward = agent.folder / f"{head['name']}.py"
     forward.write_text(head["forward"])
-    model = endpoint(answers)
-    done = agent("--file-path", forward, "--base-url", model.url, "--json", *head["options"])
-    requests = model.requests()
-    assert [request["failed"] for request in requests] == [[]] * len(answers), done.err
+    for _ in range(COURSES[name].draws):
+        model = endpoint(answers)
+        done = agent("--file-path", forward, "--base-url", model.url, "--json", *head["options"])
+        failed = [request["failed"] for request in model.requests()]
+        if failed == [[]] * len(answers):
+            break
+    assert failed == [[]] * len(answers), done.err
     assert list(missing(facts_of(name), prompt_eval.questions_of(model.log))) == []
     assert done.code == 0 and done.result["verdict"] == "verified", done.err
     course = COURSES[name]
