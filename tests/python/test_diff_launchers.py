@@ -87,3 +87,33 @@ def test_launch_once_more_with_an_argument_too_few__says_how_many(write: Callabl
     short = KEEPS.replace(', given["n"])', ")")
     with pytest.raises(Unusable, match="square_kernel, launched once more, takes 3 arguments, or 4 with its"):
         draft(write(HEAD + short + TUNED), {"n": 100})
+
+
+OWN_TUNER = """
+
+class Measuring(triton.runtime.Autotuner):
+    \"\"\"Asks for the time of each configuration in a way of its own, and remembers the best.\"\"\"
+
+    def run(self, *args, **kwargs):
+        self.nargs = dict(zip(self.arg_names, args))
+        if "best" not in self.cache:
+            timings = {config: self._bench(*args, config=config, **kwargs) for config in self.configs}
+            self.cache["best"] = min(timings, key=timings.get)
+        self.best_config = self.cache["best"]
+        return self.fn.run(*args, **kwargs, **self.best_config.all_kwargs())
+
+
+def measuring(fn):
+    configs = [triton.Config({"BLOCK": block}, num_warps=4) for block in (64, 128)]
+    return Measuring(fn, fn.arg_names, configs, ["n"], None, None)
+
+"""
+
+
+def test_autotuner_with_a_run_of_its_own__has_the_first_configuration_without_a_gpu(
+    write: Callable[[str], Path],
+) -> None:
+    file = write(HEAD + COUNTS + OWN_TUNER + TAIL.format(tuned="@measuring\n", block=""))
+    result = draft(file, {"n": 100})
+    assert 'SQUARE_KERNEL_CONFIG = {"BLOCK": 64}' in result["backward"], result["backward"]
+    assert_right(file, result, [({"n": 100}, "normal"), ({"n": 7}, "normal")])
