@@ -87,11 +87,13 @@ y += tl.reshape(tl.load(b), [BLOCK])""",
     "one side has another type, read later": "s = 1\nif n > 2:\n    s = tl.sum(x)\ny = y * s",
     "reduction": "for i in range(n):\n    y = y / (1 + tl.sum(y * y)) + tl.max(x) * i",
     "constant": "if n > 2:\n    k = 3\nelse:\n    k = 3\ny = y * k",
+    "return in a loop": "for i in range(n):\n    if i == 4:\n        return\n    y = y * x",
     "early return": "if n > 5:\n    return\nfor i in range(n):\n    y = y * x",
 }
 APART = (
     "break of some",
     "early return",
+    "return in a loop",
     "pointers to two tensors",
     "helper that returns early",
     "one side has another type, read later",

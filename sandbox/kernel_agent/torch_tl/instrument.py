@@ -34,7 +34,6 @@ BINARY = {
 }
 UNARY = {ast.USub: "neg", ast.UAdd: "pos", ast.Not: "not", ast.Invert: "invert"}
 Names = tuple[tuple[str, ...], ...]  # of parting.Names, in its order
-NO_NAMES: Names = ((), (), (), ())
 COMPARE = {ast.Eq: "eq", ast.NotEq: "ne", ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge"}
 
 
@@ -243,7 +242,7 @@ class Rewriter(ast.NodeTransformer):
     def visit_For(self, node: ast.For) -> Any:
         values = self._visit(node.iter)
         if node.orelse or leaves(node) or not isinstance(node.target, ast.Name):
-            node.iter = self._runtime("turns", self._names(NO_NAMES), values, at=node)
+            node.iter = self._runtime("same_turns", values, at=node)
             return self._inner(node)
         apart, names = self._apart(node)
         self._inner(node)

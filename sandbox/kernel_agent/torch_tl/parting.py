@@ -182,6 +182,11 @@ class Ragged:
         turns = -torch.div(-way, self.step, rounding_mode="floor")
         return turns.clamp(min=0).expand(programs)
 
+    def keys(self, programs: int) -> torch.Tensor:
+        """A number for each program, the same for those that have the same range."""
+        bounds = [torch.as_tensor(side).expand(programs) for side in (self.start, self.stop)]
+        return torch.unique(torch.stack(bounds), dim=1, return_inverse=True)[1]
+
     def value(self, turn: int, at: torch.Tensor) -> tl.tensor:
         """The loop's variable at its n-th turn, for the programs `at` of those that came to the loop."""
         start = self.start if isinstance(self.start, int) else self.start[at]

@@ -227,6 +227,12 @@ class Runtime:
     def turns(self, names: Any, values: Any) -> Turns:
         return Turns(self.memory, Names(*names), values)
 
+    def same_turns(self, values: Any) -> Any:
+        """What a loop goes over in which no programs can part."""
+        if isinstance(values, Ragged):
+            raise Diverged(values.keys(self.memory.programs.numel()))
+        return values
+
     def _range(self, *bounds: Any, step: Any = None, **hints: Any) -> Iterable[tl.tensor] | Ragged:
         bounds = tuple(unwrap(bound) for bound in bounds)
         start, stop = (0, bounds[0]) if len(bounds) == 1 else bounds[:2]
