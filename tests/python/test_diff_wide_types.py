@@ -73,3 +73,13 @@ def test_type_chosen_by_a_tensor_s_own__is_the_wider_one(
             continue
         found = errors(file, backward, [({"M": 5, "N": 20}, "normal"), ({"M": 3, "N": 32}, "normal")], dtype)
         assert max(found["x"]) < limit, (dtype, found)
+
+
+def test_type_that_a_function_gives_back__stays_the_tensor_s_own(write: Callable[[str], Path]) -> None:
+    """A backward that was drafted in bfloat16 does not compute in bfloat16 for ever."""
+    helper = "@tl.constexpr\ndef wide_of(own):\n    return own\n"
+    file = write(FORWARD.replace("{helper}", helper).replace("{choice}", ASKED))
+    backward = draft(file, {"M": 5, "N": 20}, dtype="bfloat16")["backward"]
+    assert "bfloat16" not in backward
+    found = errors(file, backward, [({"M": 5, "N": 20}, "normal"), ({"M": 3, "N": 32}, "normal")])
+    assert max(found["x"]) < LIMITS["float32"], found

@@ -104,21 +104,23 @@ def method(b: Builder, owner: Any, name: str, args: list, kw: dict) -> Any:
 
 
 def at_compile_time(function: Callable[..., Any], text: str, args: list, kw: dict) -> Any:
-    """What a function of numbers and types computes when the kernel is compiled. A tensor's own type is what
-    it is now: of a type to compute in, float32 stands for what has fewer bits (as branches.py has it)."""
+    """What a function of numbers and types computes when the kernel is compiled. A tensor's own type is given
+    as what it is now; where it comes back, it stays the tensor's own, but for float32, in which calls with
+    narrower types may be meant to compute too."""
     values = [*args, *kw.values()]
     if any(isinstance(value, (Node, Ptr, BlockPtr)) for value in values):
         raise Refusal(text, f"`{text}` is asked for what is not known before a launch")
 
+    def now(kind: DType) -> str:
+        return kind.name.removeprefix("$").partition(":")[0]
+
     def as_triton(value: Any) -> Any:
-        if not isinstance(value, DType):
-            return value
-        name = value.name.removeprefix("$").partition(":")[0]
-        return getattr(tl, name)
+        return getattr(tl, now(value)) if isinstance(value, DType) else value
 
     made = from_python(function(*map(as_triton, args), **{key: as_triton(v) for key, v in kw.items()}))
-    own = next((v for v in values if isinstance(v, DType) and v.name.startswith("$float64")), None)
-    return own if own is not None and made == DType("float64") else made
+    owns = [v for v in values if isinstance(v, DType) and v.name.startswith("$")]
+    same = [own for own in owns if isinstance(made, DType) and now(own) == made.name != "float32"]
+    return same[0] if same else made
 
 
 def call(b: Builder, function: Any, text: str, args: list, kw: dict) -> Any:
