@@ -105,7 +105,7 @@ def test_kernel_that_uses_a_library__is_not_copied_to_save_something(write: Call
     assert_right(file, result, [({"M": 9, "N": 100}, "normal"), ({"M": 2, "N": 1}, "normal")])
 
 
-EXPANDED = """import torch
+HEAD = """import torch
 import triton
 import triton.language as tl
 from kernel_agent import autodiff
@@ -118,7 +118,10 @@ def make_args(dims, device="cuda", dtype=torch.float32):
     return x, torch.randn(dims["N"], device=device, dtype=dtype)
 
 
-@triton.jit
+"""
+EXPANDED = (
+    HEAD
+    + """@triton.jit
 def biased_kernel(x_ptr, b_ptr, y_ptr, M, N, stride_bm, stride_bn, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
@@ -138,6 +141,7 @@ def biased(x, bias):
     biased_kernel[grid](x, bias, y, M, N, bias.stride(0), bias.stride(1), ROWS=2, BLOCK=16)
     return y
 """
+)
 
 
 @pytest.mark.parametrize("expand", ["expand(M, -1)", "broadcast_to(x.shape)", "expand_as(x)"])
@@ -148,20 +152,9 @@ def test_tensor_that_the_host_expands__has_a_gradient(expand: str, write: Callab
     assert_right(file, result, [({"M": m, "N": n}, "normal") for m, n in ((5, 20), (4, 33), (1, 1))])
 
 
-METHOD = """import torch
-import triton
-import triton.language as tl
-from kernel_agent import autodiff
-
-SWEEP = [{"M": 5, "N": 20}]
-
-
-def make_args(dims, device="cuda", dtype=torch.float32):
-    x = torch.randn(dims["M"], dims["N"], device=device, dtype=dtype)
-    return x, torch.randn(dims["N"], device=device, dtype=dtype)
-
-
-@triton.jit
+METHOD = (
+    HEAD
+    + """@triton.jit
 def norm_kernel(x_ptr, w_ptr, y_ptr, N, eps, BLOCK: tl.constexpr):
     row = tl.program_id(0)
     cols = tl.arange(0, BLOCK)
@@ -200,6 +193,7 @@ def norm(x, w):
         0.02,
     )
 """
+)
 
 
 @pytest.mark.parametrize("call", ["_Norm.apply", "normed"])
@@ -211,3 +205,22 @@ def test_forward_of_a_function__is_copied_as_a_function(call: str, write: Callab
     assert text.count("return Norm_forward_autograd(") == 2 and text.count("Unsaved(), x, w") == 2
     assert "ctx_BLOCK = triton" in text and "ctx.BLOCK" not in text
     assert_right(file, result, [({"M": m, "N": n}, "normal") for m, n in ((5, 20), (3, 33), (1, 7))])
+
+
+def test_function_with_the_name_of_a_method_s_copy__is_no_other(write: Callable[[str], Path]) -> None:
+    body = METHOD.replace("{call}", "_Norm.apply")
+    launch = "        norm_kernel[(M,)](x, w, y, N, eps, BLOCK=ctx.BLOCK)\n"
+    helper = """def Norm_forward(x, w, y, eps, BLOCK):
+    norm_kernel[(x.shape[0],)](x, w, y, x.shape[1], eps, BLOCK=BLOCK)
+
+
+class _Norm"""
+    assert launch in body
+    body = body.replace(launch, "        Norm_forward(x, w, y, eps, ctx.BLOCK)\n").replace(
+        "class _Norm", helper
+    )
+    file = write(body)
+    result = draft(file, {"M": 5, "N": 20})
+    assert "def Norm_forward__autograd(ctx, x, w, eps=1e-2):" in result["backward"]
+    assert "    Norm_forward_autograd(x, w, y, eps, ctx_BLOCK)\n" in result["backward"]
+    assert_right(file, result, [({"M": m, "N": n}, "normal") for m, n in ((5, 20), (1, 7))])

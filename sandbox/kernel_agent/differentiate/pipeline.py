@@ -26,7 +26,7 @@ from .ir.values import is_static, signature
 from .prove import overwrite
 from .read import trace
 from .read.home import Home
-from .read.host_functions import Method, aliases, called, host_functions
+from .read.host_functions import HostFunctions, Method
 from .reverse import checkpoints, forward_values, running_maxima, wrapped_indices
 from .reverse.sweep import Reverse, writes
 from .schedule import (
@@ -276,10 +276,10 @@ def _of_file(home: Home, report: LineReport) -> LineReport:
 
 def _with_callers(fwd: Forward, hosts: dict[str, ast.FunctionDef]) -> dict[str, ast.FunctionDef]:
     """Functions that make launches, and those of the file that call them, up to the stub."""
-    functions, known = host_functions(fwd.tree), aliases(fwd.tree)
+    every = HostFunctions(fwd.tree)
+    functions = every.by_name
     calls = {
-        name: {one for node in ast.walk(function) if (one := called(node, known)) is not None}
-        for name, function in functions.items()
+        name: {every.called(node) for node in ast.walk(function)} for name, function in functions.items()
     }
     reached, towards = {fwd.stub_name}, set(hosts)
     while more := {one for name in reached for one in calls[name] & calls.keys()} - reached:

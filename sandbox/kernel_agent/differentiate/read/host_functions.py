@@ -10,44 +10,43 @@ class Method(ast.FunctionDef):
     """A Function's forward under a name of its own, `NAME_forward`; in the text it is `forward`."""
 
 
-def host_functions(tree: ast.Module) -> dict[str, ast.FunctionDef]:
-    """By name."""
-    found: dict[str, ast.FunctionDef] = {}
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef):
-            found[node.name] = node
-        elif isinstance(node, ast.ClassDef) and any(_is_function(base) for base in node.bases):
-            for method in node.body:
-                if isinstance(method, ast.FunctionDef) and method.name == "forward":
-                    fields = {name: getattr(method, name) for name in method._fields}
-                    made = Method(**{**fields, "name": method_name(node.name)})
-                    found[made.name] = ast.copy_location(made, method)
-    return found
+class HostFunctions:
+    """`by_name`: all of them. Names are those of the top level; a method's is none of these."""
+
+    def __init__(self, tree: ast.Module) -> None:
+        self.by_name = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+        self._methods: dict[str, str] = {}  # by the class
+        self._aliases: dict[str, str] = {}  # `norm = Norm.apply` at the top level: the class
+        for node in tree.body:
+            match node:
+                case ast.ClassDef(bases=bases) if any(map(_is_function, bases)):
+                    self._add(node)
+                case ast.Assign([ast.Name(name)], ast.Attribute(ast.Name(owner), "apply")):
+                    self._aliases[name] = owner
+
+    def _add(self, owner: ast.ClassDef) -> None:
+        for node in owner.body:
+            if isinstance(node, ast.FunctionDef) and node.name == "forward":
+                name = f"{owner.name.lstrip('_')}_forward"
+                while name in self.by_name:
+                    name += "_"
+                fields = {field: getattr(node, field) for field in node._fields}
+                self.by_name[name] = ast.copy_location(Method(**{**fields, "name": name}), node)
+                self._methods[owner.name] = name
+
+    def named(self, name: str) -> str:
+        """The function that a name at the top level stands for: a class, or its apply, for its forward."""
+        return self._methods.get(self._aliases.get(name, name), name)
+
+    def called(self, node: ast.AST) -> str:
+        """The name of the function that a call is of; "" for what is no such call."""
+        match node:
+            case ast.Call(ast.Name(name)) if name not in self._methods:
+                return self.named(name)
+            case ast.Call(ast.Attribute(ast.Name(owner), "apply")):
+                return self._methods.get(owner, "")
+        return ""
 
 
 def _is_function(base: ast.expr) -> bool:
     return ast.unparse(base).rpartition(".")[2] == "Function"
-
-
-def method_name(owner: str) -> str:
-    return f"{owner.lstrip('_')}_forward"
-
-
-def aliases(tree: ast.Module) -> dict[str, str]:
-    """Names at the top level for an `apply`: `norm = Norm.apply`, and the class."""
-    found: dict[str, str] = {}
-    for node in tree.body:
-        match node:
-            case ast.Assign([ast.Name(name)], ast.Attribute(ast.Name(owner), "apply")):
-                found[name] = owner
-    return found
-
-
-def called(node: ast.AST, known: dict[str, str]) -> str | None:
-    """The host function that a call is of, by its name; None for what is no such call. `known`: aliases()."""
-    match node:
-        case ast.Call(ast.Name(name)):
-            return method_name(known[name]) if name in known else name
-        case ast.Call(ast.Attribute(ast.Name(owner), "apply")):
-            return method_name(owner)
-    return None

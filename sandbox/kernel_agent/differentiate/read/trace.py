@@ -29,7 +29,7 @@ from ..ir.values import Arg, Kernel
 from ..prove import cover
 from ..prove.overwrite import number_of
 from .home import Home, asked_by, home_of, rules_of
-from .host_functions import aliases, host_functions, method_name
+from .host_functions import HostFunctions
 from .host_values import Host
 from .kernel_values import language_name
 from .normalise import Builder
@@ -173,7 +173,7 @@ def trace(
     `blocks`: of launches that are read with other blocks than they pass."""
     calls = [
         (function, node)
-        for function in host_functions(fwd.tree).values()
+        for function in HostFunctions(fwd.tree).by_name.values()
         for node in ast.walk(function)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript)
     ]
@@ -218,13 +218,12 @@ def other_launches(fwd: Forward, calls: Iterable[Callable[[], Call]], sites: lis
 
 def _untraced(fwd: Forward, calls: list, sites: dict[tuple[int, int], Site]) -> list[Untraced]:
     """Launches by the stub and what it calls that are not among `sites`."""
-    functions, known = host_functions(fwd.tree), aliases(fwd.tree)
+    hosts = HostFunctions(fwd.tree)
     called, rest = set[str](), [fwd.stub_name]
     while rest:
-        if (name := rest.pop()) in functions and name not in called:
+        if (name := rest.pop()) in hosts.by_name and name not in called:
             called.add(name)
-            named = [n.id for n in ast.walk(functions[name]) if isinstance(n, ast.Name)]
-            rest += [*named, *(method_name(known.get(n, n)) for n in named)]
+            rest += [hosts.named(n.id) for n in ast.walk(hosts.by_name[name]) if isinstance(n, ast.Name)]
     return [
         Untraced(host, call, call.func.value.id)
         for host, call in calls
@@ -244,7 +243,7 @@ def _trace(
     blocks: Sequence[Blocks],
 ) -> None:
     """Add the launches of one call to `sites`; what is known of an earlier call stays."""
-    functions = host_functions(fwd.tree)
+    functions = HostFunctions(fwd.tree).by_name
     settled = set(sites)
     failure: list[Refusal] = []
     seen: list[tuple[tuple[int, int], str, torch.Tensor, int]] = []  # with the tensor's version

@@ -24,7 +24,7 @@ from ..ir.nodes import Node, nodes_in
 from ..ir.refusal import Refusal
 from ..ir.spelling import INFIX, call_name, choice, gradient_name, upstream_name
 from ..prove.packed import Asked, AtMost, Distinct, Ordered
-from ..read.host_functions import Method, aliases, called
+from ..read.host_functions import HostFunctions, Method
 from ..read.trace import Site, Tiles, Untraced, grid_written
 from ..schedule.saved import Saved
 from ..schedule.whole_rows import WARPS, Rows
@@ -604,12 +604,12 @@ def stub_text(
             wrapped = [pad + line + "," for line in wrap([grid, *args], WIDTH - indent - 6)]
             one = "\n".join([f"{site.class_name}.apply(", *wrapped, " " * indent + ")  # fmt: skip"])
         edits.append((site.call, one))
-    known = aliases(fwd.tree)
+    every = HostFunctions(fwd.tree)
     for node in ast.walk(stub):
-        if isinstance(node, ast.Call) and (name := called(node, known)) in renamed:
+        if isinstance(node, ast.Call) and (name := every.called(node)) in renamed:
             edits.append((node.func, renamed[name]))
-            if isinstance(node.func, ast.Attribute) or name != node.func.id:  # type: ignore[attr-defined]
-                edits.append((_before(node.args[0]), "Unsaved(), "))  # a method, whose first is its context
+            if isinstance(every.by_name[name], Method):
+                edits.append((_before(node.args[0]), "Unsaved(), "))  # its context
     edits += [(name, "torch.cuda") for name in _of_torch_cuda(fwd, stub)]
     taken = {line for site in sites if site.host is stub for line in site.taken}
     edits += [(call, f"address_of({_segment(source, t)}, pointed)") for call, t in _taking(stub, taken)]
