@@ -251,9 +251,9 @@ def _install() -> None:
     def autotuner_bench(self: Autotuner, *args: Any, **kwargs: Any) -> Any:
         if _state.measured:
             return originals.autotuner_bench(self, *args, **kwargs)
-        trials = self.__dict__.setdefault("_kernel_agent_trials", _Trials())
         if _state.mode != "cuda":  # of a class of its own, which has another run()
-            return trials.unmeasured(self.nargs)
+            return _unmeasured(self, kwargs["config"])
+        trials = self.__dict__.setdefault("_kernel_agent_trials", _Trials())
         if trials.settled:
             return NOT_TRIED
         self.__dict__["do_bench"] = _briefly  # in place of some hundred runs
@@ -317,8 +317,6 @@ class _Trials:
 
     chosen: int = 0  # so many times a configuration was chosen before
     fits: bool = False  # one did, this time
-    arguments: Any = None  # of the launch for which one is chosen without a GPU,
-    asked: int = 0  # and how many were asked for
 
     def begin(self) -> None:
         self.chosen += self.fits
@@ -327,15 +325,6 @@ class _Trials:
     @property
     def settled(self) -> bool:
         return self.fits and (self.chosen > 0 or not _state.every)
-
-    def unmeasured(self, arguments: Any) -> list[float]:
-        """Without a GPU: the first configuration that is asked for is the fastest, or the one whose turn it
-        is. `arguments`: of the launch, an object of its own."""
-        if arguments is not self.arguments:
-            self.arguments, self.asked = arguments, 0
-            devices.record("autotune benchmark", "the first configuration")
-        self.asked += 1
-        return [1.0 + abs(self.asked - 1 - _state.turn)] * 3
 
     def note(self, timings: Any) -> Any:
         self.fits = self.fits or timings[0] != NOT_TRIED[0]
@@ -371,6 +360,14 @@ def _untimed(tuner: Autotuner, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
             return tuner.fn.run(*args, **kwargs, **config.all_kwargs())
     finally:
         tuner.nargs = None
+
+
+def _unmeasured(tuner: Autotuner, config: Config) -> list[float]:
+    """Without a GPU: the tuner's first configuration is the fastest, or the one whose turn it is, and others
+    the slower the further from it they are."""
+    devices.record("autotune benchmark", f"nearest to number {_state.turn} of {len(tuner.configs)}")
+    at = next((at for at, one in enumerate(tuner.configs) if one is config), len(tuner.configs))
+    return [1.0 + abs(at - _state.turn)] * 3
 
 
 def _told(run: Callable[..., Any]) -> Callable[..., Any]:
