@@ -25,7 +25,7 @@ from triton.backends.compiler import GPUTarget
 from .errors import Unusable
 
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
-_BESIDE_THE_POINT = (
+_HEAR_THE_TRUTH = (  # where their files are
     _PACKAGE,
     *(os.path.dirname(str(module.__file__)) + os.sep for module in (torch, triton)),
 )
@@ -116,7 +116,7 @@ class Answers:
     def are_for(self, frame: types.FrameType) -> bool:
         """Whether who asks has these answers: the user's files and the libraries that they use, but for those
         whose own work hangs on what is really there."""
-        return not frame.f_code.co_filename.startswith(_BESIDE_THE_POINT)
+        return not frame.f_code.co_filename.startswith(_HEAR_THE_TRUTH)
 
     def note(self, frame: types.FrameType | None, asked: str, answer: object) -> None:
         entry = {"line": frame.f_lineno if frame else None, "asked": asked, "answer": str(answer)}

@@ -29,8 +29,8 @@ class Course:
     rollbacks: int
     has: str  # in the finished pair
     lacks: str = "no candidate has this"  # only in candidates that were not kept
-    # Other inputs, so often: a candidate that the model gave subtracts what is nearly equal, and in two of a
-    # hundred draws rounding rejects it, rightly.
+    # Other inputs, so often: a candidate that the model gave subtracts what is nearly equal, and now and then
+    # rounding rejects it, rightly.
     draws: int = 1
 
 

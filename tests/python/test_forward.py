@@ -272,6 +272,14 @@ def test_device_questions__of_a_library__are_answered_with_the_line_of_the_file(
     assert asked["torch.cuda.current_device"] == asked["Tensor.device"] == 1
 
 
+def test_file_that_reads_what_it_may_not__is_told_what_can_be_read(write):
+    """As a child is told by the jail."""
+    text = "raise PermissionError(13, 'Permission denied', '/home/me/lib/__init__.py')\n" + SCALE
+    with pytest.raises(forward.Unusable, match="cannot be imported: PermissionError") as refused:
+        forward.load(write(text))
+    assert "--path DIR" in refused.value.remedy and "pip install -e" in refused.value.remedy
+
+
 def test_text_and_versions__do_not_tell_that_there_is_no_gpu():
     answers = devices.Answers(str(Path(__file__).parent), devices.Target.parse("sm_90"))
     x = torch.ones(2, dtype=torch.float16)
