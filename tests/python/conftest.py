@@ -18,6 +18,15 @@ from sources import SANDBOX
 sys.path.insert(0, str(SANDBOX))
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+from kernel_agent import launches
+
+
+@pytest.fixture(autouse=True)
+def launches_as_in_a_fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An operation sets how its process launches once and for all: no test may hang on which ran before it."""
+    for name, value in vars(launches._State()).items():
+        monkeypatch.setattr(launches._state, name, value)
+
 
 @pytest.fixture
 def write(tmp_path: Path) -> Callable[..., Path]:

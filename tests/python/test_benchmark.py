@@ -8,7 +8,6 @@ import pytest
 import torch
 import triton
 from fake_gpu import Gpu as FakeGpu
-from kernel_agent import launches
 from kernel_agent.operations import benchmark, ceilings
 from sources import SCALE_PAIR
 
@@ -190,8 +189,7 @@ def test_ceilings__shape_that_the_forward_does_not_take__fails_alone(write, tmp_
     assert "raised KeyError" in found[0]["error"]["message"]
 
 
-def test_autotuner__of_what_is_timed__measures_as_for_its_user(write, tmp_path, monkeypatch):
-    monkeypatch.setattr(launches._state, "measured", False)
+def test_autotuner__of_what_is_timed__measures_as_for_its_user(write, tmp_path):
     run(write(SCALE_PAIR), tmp_path)
 
     @triton.autotune([triton.Config({}), triton.Config({}, num_warps=8)], key=[])

@@ -145,7 +145,6 @@ def test_autotuner__on_a_gpu__tries_every_configuration_once_or_none(every, firs
     monkeypatch.setattr(tuner, "fn", Launcher())
     monkeypatch.setattr(launches._state, "mode", "cuda")
     monkeypatch.setattr(launches._state, "every", every)
-    monkeypatch.setattr(launches._state, "measured", False)  # another test may have benched in this process
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(launches, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
     chosen = []
