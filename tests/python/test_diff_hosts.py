@@ -224,3 +224,52 @@ class _Norm"""
     assert "def Norm_forward__autograd(ctx, x, w, eps=1e-2):" in result["backward"]
     assert "    Norm_forward_autograd(x, w, y, eps, ctx_BLOCK)\n" in result["backward"]
     assert_right(file, result, [({"M": m, "N": n}, "normal") for m, n in ((5, 20), (1, 7))])
+
+
+def test_expanded_input_that_the_stub_returns__stays_a_view_of_it(write: Callable[[str], Path]) -> None:
+    """A copy would be right in value, and no view of the input: who launches it is told what to do."""
+    source = EXPANDED.replace("{expand}", "expand(M, -1)")
+    beside = source.replace("bias = bias.expand(M, -1)", "wide, bias = bias[None].expand(1, -1), bias")
+    beside = beside.replace("bias.stride(0), bias.stride(1)", "0, 1").replace("return y", "return y, wide")
+    assert "own(bias[None]" not in draft(write(beside), {"M": 5, "N": 20})["backward"]
+    file = write(source.replace("return y", "return y, bias"), "launched.py")
+    result = draft(file, {"M": 5, "N": 20})
+    with pytest.raises(AssertionError, match=r"shares memory between its elements: pass \.contiguous\(\)"):
+        assert_right(file, result, [({"M": 5, "N": 20}, "normal")])
+
+
+LEFT_OUT = (
+    EXPANDED.partition("@triton.jit")[0]
+    + """@triton.jit
+def scaled_kernel(x_ptr, s_ptr, y_ptr, total, HAS_S: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + at, mask=at < total, other=0.0)
+    if HAS_S:
+        x *= tl.load(s_ptr + at, mask=at < total, other=0.0)
+    tl.store(y_ptr + at, tl.sin(x), mask=at < total)
+
+
+@triton.jit
+def halve_kernel(x_ptr, total, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(x_ptr + at, 0.5 * tl.load(x_ptr + at, mask=at < total, other=0.0), mask=at < total)
+
+
+@autodiff(inputs_require_grad=(0,))
+def scaled(x, bias):
+    y, z = torch.empty_like(x), torch.empty_like(x)
+    grid = (triton.cdiv(x.numel(), 16),)
+    scaled_kernel[grid](x, None, y, x.numel(), HAS_S=False, BLOCK=16)
+    s = y if x.shape[0] > 3 else None
+    scaled_kernel[grid](x, s, z, x.numel(), HAS_S=s is not None, BLOCK=16)
+    halve_kernel[grid](y, x.numel(), BLOCK=16)
+    return y, z
+"""
+)
+
+
+def test_input_that_is_overwritten_later__may_be_left_out(write: Callable[[str], Path]) -> None:
+    file = write(LEFT_OUT)
+    result = draft(file, {"M": 5, "N": 20})
+    assert "None if s_ptr is None else s_ptr.clone()" in result["backward"]
+    assert_right(file, result, [({"M": m, "N": 20}, "normal") for m in (5, 2)])

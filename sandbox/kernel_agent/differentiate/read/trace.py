@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from ... import draw
 from ...errors import Unusable
 from ...forward import Forward, launch_intercept
 from ...launches import Launch, jit_function
@@ -75,6 +76,8 @@ class Site:
     empty: dict[str, Node | None] = field(default_factory=dict)
     # tensors that the call changes after this launch: what the backward needs of them is copied
     overwritten: set[str] = field(default_factory=set)
+    # inputs whose elements share memory, and which the call does not return as they are
+    expanded: set[str] = field(default_factory=set)
     held: list[str] = field(default_factory=list)  # outputs whose values lose their gradient: _note_held()
     # The launches here that calls with other sizes make.
     others: Callable[[], list[Launch]] = list
@@ -277,7 +280,7 @@ def _trace(
     try:
         with address_tables.addresses_taken(fwd.path) as taken, launch_intercept(see):
             taken.wanted = inputs
-            fwd.call(bound.args, bound.kwargs)
+            returned = fwd.call(bound.args, bound.kwargs)
     except Exception:
         if failure:
             raise failure[0] from None
@@ -285,9 +288,16 @@ def _trace(
     for key, name, value, version in seen:
         if value._version != version:
             sites[key].overwritten.add(name)
+        if sites[key].args[name].active and _is_expanded(value):
+            if all(value is not output for output in draw.tensors_in(returned)):
+                sites[key].expanded.add(name)
     if not sites:
         message = f"{fwd.stub_name}() launches no kernel"
         raise Refusal("stub", message, "Launch a Triton kernel in the stub.", fwd.stub_line)
+
+
+def _is_expanded(t: torch.Tensor) -> bool:
+    return any(step == 0 and size > 1 for step, size in zip(t.stride(), t.shape, strict=True))
 
 
 def _launched(call: ast.Call) -> str | None:

@@ -420,11 +420,14 @@ class FunctionText:
         """What is saved of a tensor: a copy, where it is changed by this launch or after it."""
         if name in self.inplace:
             return f"before_{name}"
-        return self.unless_none(name, f"{name}.clone()") if name in self.site.overwritten else name
+        if name not in self.site.overwritten:
+            return name
+        return self.unless_none(name, f"{name}.clone()")
 
     def unless_none(self, name: str, text: str) -> str:
-        """What is done with an output, where a call may leave that out."""
-        return f"None if {name} is None else {text}" if name in self.site.optional else text
+        """What is done with a tensor, where a call may leave that out: an input, or such an output."""
+        always = name in self.site.written and name not in self.site.optional
+        return text if always else f"None if {name} is None else {text}"
 
     def modified(self, outputs: list[str]) -> str:
         """The outputs as `mark_dirty` wants them: tensors."""
@@ -613,7 +616,10 @@ def stub_text(
     edits += [(name, "torch.cuda") for name in _of_torch_cuda(fwd, stub)]
     taken = {line for site in sites if site.host is stub for line in site.taken}
     edits += [(call, f"address_of({_segment(source, t)}, pointed)") for call, t in _taking(stub, taken)]
-    edits += [(call, f"own({_segment(source, call)})") for call in _expanding(stub, [e for e, _ in edits])]
+    if any(site.expanded for site in sites):
+        edits += [
+            (call, f"own({_segment(source, call)})") for call in _expanding(stub, [e for e, _ in edits])
+        ]
     start = stub.lineno - 1
     body = lines[start : stub.end_lineno]
     for node, new in sorted(edits, key=lambda e: (e[0].lineno, e[0].col_offset), reverse=True):  # type: ignore[attr-defined]
