@@ -7,16 +7,12 @@ checked against the tensors that the launch was given and shown to observers (by
 
 from __future__ import annotations
 
-import ast
 import bisect
 import contextlib
 import dataclasses
 import functools
-import importlib
-import inspect
 import itertools
 import random
-import textwrap
 import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -31,14 +27,13 @@ from triton.runtime import interpreter as _interp
 from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from . import compat, remember
+from . import compat, courses, folds, remember
+from .kernel_python import libdevice, memory, rewritten
 from .races import Races
 from .source import words
 
-_TO_TENSOR = "__kernel_agent_to_tensor__"
-_LOGICAL, _NOT = "__ka_logical__", "__ka_not__"
 _MISSING = object()
-_LIBDEVICE = ("triton.language.extra.cuda.libdevice", "triton.language.extra.libdevice")
+MOST_COURSES = 64  # of a kernel
 # Builtins that run what they are given, or that say something each time.
 _ALWAYS_ANEW = words(
     """reduce associative_scan map_elementwise inline_asm_elementwise static_print static_assert
@@ -153,11 +148,12 @@ def run(kernel: JITFunction, grid: tuple[int, ...], args: Mapping[str, Any]) -> 
         races = None
         if judged is not None and len(programs) > 1:
             races = _state.races = Races(regions, judged.ordering, functools.partial(_name_of, args))
+        followed = courses.Programs(_courses_of(kernel), memory(), kernel.fn, function, bound)
         for program in programs:
             builder.set_grid_idx(*program)
             if races is not None:
                 races.begin(program)
-            function(**bound)
+            followed.run()
         if judged is not None and races is not None:
             judged.found += races.found.values()
 
@@ -172,123 +168,26 @@ def _name_of(args: Mapping[str, Any], address: int) -> tuple[str, int]:
     return name, (address - first) // size
 
 
-def rewritten(kernel: JITFunction) -> Callable[..., Any]:
-    """The kernel's function with every assigned number made a Triton scalar, as the interpreter needs it."""
-    function = kernel.__dict__.get("_kernel_agent_function")
-    if function is None:
-        function = _rewrite(kernel.fn)
-        kernel.__dict__["_kernel_agent_function"] = function
-    return function
+def _courses_of(kernel: JITFunction) -> dict[Any, courses.Course]:
+    found: dict[Any, courses.Course] = kernel.__dict__.setdefault("_kernel_agent_courses", {})
+    if len(found) > MOST_COURSES:
+        found.clear()
+    return found
 
 
 def call_helper(kernel: JITFunction, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A jitted function called from an interpreted kernel."""
     kwargs.pop("_semantic", None)
+    watch = memory().watch
+    if watch is not None:
+        watch.enter(kernel.fn)
     return rewritten(kernel)(*args, **kwargs)
 
 
-class _AsCompiled(ast.NodeTransformer):
-    """x = v becomes x = to_tensor(v): numbers carry a Triton type from their first assignment. `and`, `or`
-    and `not` take tensors element by element, and all of their operands are evaluated."""
-
-    def visit_Assign(self, node: ast.Assign) -> ast.Assign:
-        if len(node.targets) > 1:
-            raise SyntaxError("Triton has no chained assignment (a = b = value)")
-        self.generic_visit(node)
-        callee = ast.Name(id=_TO_TENSOR, ctx=ast.Load())
-        node.value = ast.Call(func=callee, args=[node.value], keywords=[])
-        return node
-
-    def visit_BoolOp(self, node: ast.BoolOp) -> ast.Call:
-        self.generic_visit(node)
-        none = ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[])
-        late = [ast.Lambda(none, value) for value in node.values]
-        kind = ast.Constant("and" if isinstance(node.op, ast.And) else "or")
-        return ast.copy_location(ast.Call(ast.Name(_LOGICAL, ast.Load()), [kind, *late], []), node)
-
-    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.expr:
-        self.generic_visit(node)
-        if not isinstance(node.op, ast.Not):
-            return node
-        return ast.copy_location(ast.Call(ast.Name(_NOT, ast.Load()), [node.operand], []), node)
-
-
-def _rewrite(fn: types.FunctionType) -> Callable[..., Any]:
-    lines, first = inspect.getsourcelines(fn)
-    tree = ast.parse(textwrap.dedent("".join(lines)))
-    definition = tree.body[0]
-    assert isinstance(definition, ast.FunctionDef)
-    definition.decorator_list = []
-    definition.returns = None
-    tree = ast.fix_missing_locations(_AsCompiled().visit(tree))
-    ast.increment_lineno(tree, first - 1)
-    scope = _scope_of(fn)
-    scope |= {_TO_TENSOR: _to_tensor, _LOGICAL: _logical, _NOT: _not}
-    made: dict[str, Any] = {}
-    code = compile(tree, inspect.getsourcefile(fn) or fn.__code__.co_filename, "exec", dont_inherit=True)
-    exec(code, scope, made)  # noqa: S102
-    return made[fn.__name__]
-
-
-def _scope_of(fn: types.FunctionType) -> dict[str, Any]:
-    """The globals that the rewritten function sees: the module's own, live, unless names must be replaced."""
-    scope = fn.__globals__
-    replaced = dict(inspect.getclosurevars(fn).nonlocals)
-    for name in fn.__code__.co_names:
-        value = scope.get(name)
-        if not callable(value) or isinstance(value, types.ModuleType):
-            continue
-        if getattr(value, "__module__", "") in _LIBDEVICE:
-            replaced[name] = _of_libdevice(value.__name__)
-        elif tl.core.is_builtin(value):
-            replaced[name] = _with_semantic(value)
-    return {**scope, **replaced} if replaced else scope
-
-
-def _of_libdevice(name: str) -> Callable[..., Any]:
-    """A function of libdevice imported by name, which may be the one that only declares it."""
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return getattr(_libdevice()[0], name)(*args, **kwargs)
-
-    return call
-
-
-def _with_semantic(builtin: Callable[..., Any]) -> Callable[..., Any]:
-    """A builtin imported by name: it must reach what the interpreter puts in its place."""
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        target = getattr(tl.core, builtin.__name__, builtin)
-        if target is builtin:
-            kwargs["_semantic"] = _interp.interpreter_semantic
-        return target(*args, **kwargs)
-
-    return call
-
-
-def _to_tensor(value: Any) -> Any:
-    if type(value) is tl.tensor:
-        return value
-    return _interp.interpreter_semantic.to_tensor(value, False)
-
-
-def _logical(kind: str, *parts: Callable[[], Any]) -> Any:
-    """As Triton compiles it: what is known then ends it or is left out, tensors are combined."""
-    combine = getattr(_interp.interpreter_semantic, f"logical_{kind}")
-    result: Any = None
-    for part in parts:
-        value = part()
-        if type(value) is tl.tensor:
-            result = combine(result, value) if type(result) is tl.tensor else value
-        elif bool(value) is (kind == "or"):
-            return value
-        elif type(result) is not tl.tensor:
-            result = value
-    return result
-
-
-def _not(value: Any) -> Any:
-    return _interp.interpreter_semantic.not_(value) if type(value) is tl.tensor else not value
+@functools.cache
+def _folds() -> dict[str, Callable[..., Any]]:
+    reduce, scan = folds.replacements(rewritten)
+    return {"reduce": reduce, "associative_scan": scan}
 
 
 def _shim() -> None: ...
@@ -299,17 +198,12 @@ _shim_in_language = types.FunctionType(_shim.__code__, {"tl": tl, "core": tl.cor
 
 def _patched_objects() -> list[Any]:
     descriptor = getattr(tl.core, "tensor_descriptor_base", None)
-    objects = [tl, tl.core, tl.math, tl.tensor, tl.dtype, descriptor, *_libdevice()]
+    objects = [tl, tl.core, tl.math, tl.tensor, tl.dtype, descriptor, *libdevice()]
     return [obj for obj in objects if obj is not None]
 
 
-def _libdevice() -> list[types.ModuleType]:
-    """The modules that hold libdevice: the CUDA one, and the one that the compiler maps to it."""
-    return [importlib.import_module(name) for name in _LIBDEVICE]
-
-
 def _patch_libdevice() -> None:
-    cuda, generic = _libdevice()
+    cuda, generic = libdevice()
     for name, function in dict(vars(cuda)).items():
         if tl.core.is_builtin(function):
             bound = functools.partial(function, _semantic=_interp.interpreter_semantic)
@@ -335,9 +229,9 @@ def _patches() -> list[tuple[Any, str, Any, Any]]:
             if originals.get(name, _MISSING) is not value:
                 changes.append((obj, name, originals.get(name, _MISSING), value))
     _undo(changes)
-    memory = remember.Memory(_interp.interpreter_builder)
+    calls = memory()
     return [
-        (obj, name, original, _quicker(memory, name, original, new)) for obj, name, original, new in changes
+        (obj, name, original, _quicker(calls, name, original, new)) for obj, name, original, new in changes
     ]
 
 
@@ -346,18 +240,28 @@ def _quicker(memory: remember.Memory, name: str, original: Any, replacement: Any
     if name in ("__bool__", "__index__"):
 
         def looks(tensor: Any) -> Any:
+            if tensor.handle.data.size != 1 and folds.deciding():
+                raise folds.DecidesOnElements
             if tensor.handle.data.size == 1:  # a larger one is always true
                 memory.looked_at_elements()
+                if memory.watch is not None and memory.watch.depth == 0:
+                    return memory.watch.ask(name.strip("_"), [tensor])
             return replacement(tensor)
 
         return looks
-    if (
-        isinstance(replacement, types.FunctionType)
-        and tl.core.is_builtin(original)
-        and name not in _ALWAYS_ANEW
-    ):
+    if isinstance(replacement, property) and replacement.fget is not None:
+        return property(memory.watching(replacement.fget))
+    builtin = tl.core.is_builtin(original)
+    if builtin and isinstance(replacement, types.FunctionType) and name not in _ALWAYS_ANEW:
         return memory.remembering(original, replacement)
-    return replacement
+    if (
+        builtin
+        and name in ("reduce", "associative_scan")
+        and "_patch_reduce_scan" in replacement.__qualname__
+    ):
+        replacement = _folds()[name]
+    watched = callable(replacement) and (builtin or isinstance(replacement, functools.partial))
+    return memory.watching(replacement) if watched else replacement
 
 
 _find_element_type = _interp._get_np_dtype
@@ -539,6 +443,10 @@ class _MemoryBuilder(compat.Builder):
         is_volatile: Any,
     ) -> Any:
         _loaded(ptrs, mask, is_volatile)
+        if type(mask) is type(other) is _interp.TensorHandle:
+            element = ptrs.get_element_ty()
+            kind = _interp._get_np_dtype(element)
+            return remember.made(_interp._interpreter.load(ptrs.data, mask.data, other.data, kind), element)
         return super().create_masked_load(ptrs, mask, other, cache_modifier, eviction_policy, is_volatile)
 
     def create_masked_store(self, ptrs: Any, value: Any, mask: Any, *rest: Any) -> Any:

@@ -18,7 +18,7 @@ import copy
 import functools
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -239,7 +239,7 @@ class Calls:
 
 def like(tensor: Any) -> Callable[[Any], Any]:
     """Makes tensors of the type of `tensor` around other handles."""
-    template = dict(vars(tensor))
+    template = {name: value for name, value in vars(tensor).items() if name != "handle"}
 
     def make(handle: Any) -> Any:
         made = object.__new__(_Tensor)
@@ -252,6 +252,17 @@ def like(tensor: Any) -> Callable[[Any], Any]:
 # the interpreter's
 
 
+class Watch(Protocol):
+    """Told of each call that a kernel makes, in place of which it answers. While it evaluates one, `depth` is
+    not 0."""
+
+    depth: int
+
+    def see(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
+    def ask(self, kind: str, operands: list[Any]) -> int: ...
+    def enter(self, fn: types.FunctionType) -> None: ...
+
+
 class Memory(Calls):
     """What is remembered of one process. `builder` does the operations."""
 
@@ -259,11 +270,30 @@ class Memory(Calls):
         super().__init__()
         self.builder = builder
         self.semantic: TritonSemantic | None = None
+        self.watch: Watch | None = None  # of a kernel's calls: those that are not made inside of another
+
+    def key(self, member: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> tuple[Any, list[Any]]:
+        """The key of a call, and its handles. None: it cannot be remembered."""
+        try:
+            key, _, handles = key_of(member, args, kwargs)
+            key += self.kinds(handles)
+        except Unknown:
+            return None, []
+        return tuple(key), handles
+
+    @staticmethod
+    def kinds(handles: list[Any]) -> list[Any]:
+        """Raises Unknown."""
+        if any(type(handle) is not _Handle for handle in handles):
+            raise Unknown
+        return [kind_of(handle.dtype) for handle in handles]
 
     def remembering(self, member: Callable[..., Any], plain: Callable[..., Any]) -> Callable[..., Any]:
         """`plain` evaluates the builtin `member`; the result does so too, sooner from the third call."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
+            if self.watch is not None and self.watch.depth == 0:
+                return self.watch.see(call, args, kwargs)
             if self.recorder is not None:  # a part of the call that is being recorded
                 kwargs["_semantic"] = self.semantic
                 return member(*args, **kwargs)
@@ -287,6 +317,17 @@ class Memory(Calls):
             self.seen(which)
             return plain(*args, **kwargs)
 
+        call.member = member  # type: ignore[attr-defined]
+        return call
+
+    def watching(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """`function`, shown to who watches."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if self.watch is not None and self.watch.depth == 0:
+                return self.watch.see(function, args, kwargs)
+            return function(*args, **kwargs)
+
         return call
 
 
@@ -305,14 +346,17 @@ class _Writer(Writer):
         self.known: set[int] = set()  # slots that hold the same value in each call
         output = None if result is None or result.handle is None else self._slot(result.handle)
         folding = self._folded(output)
+        self.pure = True  # the calls do nothing but compute
         for name, args, made in recorder.steps:
             if made in folding if type(made) is int else False:
                 self.known.add(made)
                 continue
+            self.pure &= _is_constant(name) or bool(_quick(recorder._builder, name, args))
             slots = [made] if type(made) is int else made
             left = ", ".join(f"h{slot}" for slot in slots) + (" = " if slots else "")
             self.lines.append(f"{left}{self._call(name, args)}")
-        self.lines.append(f"return {self._returned(result, output)}")
+        self.output = "None" if output is None else f"h{output}"
+        self.returned = self._returned(result)
 
     def _folded(self, output: int | None) -> set[int]:
         """Slots made of constants alone. None where the result is one: calls must not share results."""
@@ -338,13 +382,19 @@ class _Writer(Writer):
         function, operands = _quick(builder, name, args) or (getattr(builder, name), args)
         return f"{self._bind(function)}({', '.join(self._argument(arg) for arg in operands)})"
 
-    def _returned(self, result: Any, output: int | None) -> str:
-        if result is None:
-            return "None"
-        return f"{self._bind(like(result))}({'None' if output is None else f'h{output}'})"
+    def _returned(self, result: Any) -> str:
+        return "None" if result is None else f"{self._bind(like(result))}({self.output})"
 
     def function(self) -> Callable[..., Any]:
-        return self._function(", ".join(f"h{slot}" for slot in range(self.recorder.inputs)))
+        """It has a `bare` twin that returns the handle, and says whether it is `pure`."""
+        parameters = ", ".join(f"h{slot}" for slot in range(self.recorder.inputs))
+        lines = self.lines
+        self.lines = [*lines, f"return {self.output}"]
+        bare = self._function(parameters)
+        self.lines = [*lines, f"return {self.returned}"]
+        whole = self._function(parameters)
+        whole.bare, whole.pure = bare, self.pure  # type: ignore[attr-defined]
+        return whole
 
 
 class _Probe:
@@ -356,6 +406,9 @@ class _Probe:
     def unary_op(self, arg: Any, op: Any) -> Any:
         return ("unary", op)
 
+    def ternary_op(self, lhs: Any, rhs: Any, other: Any, op: Any) -> Any:
+        return ("ternary", op)
+
     def cast_impl(self, src: Any, dst_type: Any) -> Any:
         return ("cast", dst_type)
 
@@ -365,20 +418,24 @@ def _quick(
 ) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
     """What a method of the builder does to plain handles, without detours: a function, and its arguments."""
     handles = [arg for arg in args if type(arg) is _Handle]
+    method = getattr(type(builder), name, None)
+    if method is None or method is not vars(_interp.InterpreterBuilder).get(name):
+        return None
+    if name == "create_splat":
+        return _splat(tuple(args[0].shape), handles[0].dtype), args[1:]
     if any(handle.dtype.scalar == tl.bfloat16 for handle in handles):
         return None
     if name == "create_addptr":
         size = max(1, args[0].get_element_ty().primitive_bitwidth // 8)
         return _moved(size, args[0].dtype), args
-    method = getattr(type(builder), name)
-    if method is not vars(_interp.InterpreterBuilder).get(name):
-        return None
     try:
         how, op = method(_Probe(), *args)
     except (AttributeError, TypeError, ValueError):
         return None
     if how == "binary" and len(handles) == 2:
         return _binary(op, handles[0].dtype.scalar), args
+    if how == "ternary" and len(handles) == 3:
+        return _ternary(op, handles[2].dtype.scalar), tuple(handles)  # clamp has one more: it is ignored
     if how == "unary" and len(handles) == 1:
         return _unary(op, handles[0].dtype.scalar), args
     if how == "cast" and op.scalar != tl.bfloat16:
@@ -386,7 +443,7 @@ def _quick(
     return None
 
 
-def _made(data: np.ndarray, dtype: Any) -> Any:
+def made(data: np.ndarray, dtype: Any) -> Any:
     """A handle, without asking again whether the array's elements fit the type."""
     handle = object.__new__(_Handle)
     handle.__dict__ = {"data": data, "dtype": dtype, "attr": {}}
@@ -405,18 +462,48 @@ def _binary(op: Callable[..., Any], dtype: Any) -> Callable[..., Any]:
         data = op(lhs.data, rhs.data)
         if data.itemsize > most:
             data = data.astype(_interp._get_np_dtype(dtype))
-        return _made(data, dtype)
+        return made(data, dtype)
+
+    return apply
+
+
+def _ternary(op: Callable[..., Any], dtype: Any) -> Callable[..., Any]:
+    most = _bytes(dtype)
+
+    def apply(lhs: Any, rhs: Any, other: Any) -> Any:
+        data = op(lhs.data, rhs.data, other.data)
+        if data.itemsize > most:
+            data = data.astype(_interp._get_np_dtype(dtype))
+        return made(data, dtype)
 
     return apply
 
 
 def _unary(op: Callable[..., Any], dtype: Any) -> Callable[..., Any]:
-    return lambda arg: _Handle(op(arg.data), dtype)
+    most = _bytes(dtype)
+
+    def apply(arg: Any) -> Any:
+        data = op(arg.data)
+        return made(data, dtype) if data.itemsize <= most else _Handle(data, dtype)
+
+    return apply
+
+
+def _splat(shape: tuple[int, ...], dtype: Any) -> Callable[..., Any]:
+    element = _interp._get_np_dtype(dtype)
+    scalar, several = dtype.scalar, isinstance(dtype, tl.block_type)
+
+    def apply(arg: Any) -> Any:
+        data = np.empty(shape, element)
+        data[...] = arg.data[0] if several else arg.data
+        return made(data, scalar)
+
+    return apply
 
 
 def _cast(element: np.dtype, dtype: Any) -> Callable[..., Any]:
-    return lambda src: _made(src.data.astype(element), dtype)
+    return lambda src: made(src.data.astype(element), dtype)
 
 
 def _moved(size: int, dtype: Any) -> Callable[..., Any]:
-    return lambda ptr, offset: _made(ptr.data + size * offset.data.astype(np.uint64), dtype)
+    return lambda ptr, offset: made(ptr.data + size * offset.data.astype(np.uint64), dtype)

@@ -23,7 +23,7 @@ from kernel_agent import launches
 
 @pytest.fixture(autouse=True)
 def launches_as_in_a_fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An operation sets how its process launches once and for all: no test may hang on which ran before it."""
+    """Operations set how their process launches for good: no test may hang on which ran before it."""
     for name, value in vars(launches._State()).items():
         monkeypatch.setattr(launches._state, name, value)
 

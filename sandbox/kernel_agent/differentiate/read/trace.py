@@ -288,9 +288,9 @@ def _trace(
     for key, name, value, version in seen:
         if value._version != version:
             sites[key].overwritten.add(name)
-        if sites[key].args[name].active and _is_expanded(value):
-            if all(value is not output for output in draw.tensors_in(returned)):
-                sites[key].expanded.add(name)
+        kept = any(value is output for output in draw.tensors_in(returned))
+        if sites[key].args[name].active and _is_expanded(value) and not kept:
+            sites[key].expanded.add(name)
     if not sites:
         message = f"{fwd.stub_name}() launches no kernel"
         raise Refusal("stub", message, "Launch a Triton kernel in the stub.", fwd.stub_line)
