@@ -4,7 +4,7 @@ dataset/ of which the forward alone is given.
 
     scripts/bench_all.py --out bench/results/bench-h200.json [--only REGEX] [--resume] [--jobs 4]
                          [--program build/kernel-agent] [--python PATH] [--seconds 6] [--budget SECONDS]
-                         [--list FILE | --table FILE]
+                         [--list FILE | --table FILE] [--pairs DIR [--make-only]]
 
 --list names the pairs, one path a line (bench/gpu/geomean.txt). --table names operations by a JSON object
 instead (bench/gpu/table.json): each a file with the one shape and dtype to make and time it for, and the
@@ -12,11 +12,12 @@ milliseconds that its backward should take. A file is made into a pair by the wh
 tuner and all, with `--backend none`; then `bench` times it at its own SWEEP. Runs go --jobs at a time,
 benches one after the other, each with the GPU to itself. Results are written as each file ends; --resume
 leaves those alone that have times and whose text and program are the same. No file begins after --budget
-seconds.
+seconds. --pairs keeps the pairs in a folder, where the next call finds those of the same text and program: a
+GPU that is lent for half an hour makes pairs in one loan (--make-only) and times them in another.
 
 The summary is the geometric mean over files of what the others take over what ours takes, of the backward as
 CUDA graphs (as plain calls where there is no graph), each file's own the geometric mean over its shapes.
-Exits 1 where a file has no times.
+Exits 1 where a file has no times, or, with --make-only, no pair.
 """
 
 from __future__ import annotations
@@ -108,30 +109,52 @@ class Run:
             return {}, done
 
     def time(self, name: str) -> Entry:
+        """Make the pair, unless it is kept, and time it."""
         path, asked = self.path_of(name), self.table.get(name, {})
+        entry: Entry = {"file": name, "sha256": digest([path]), "program": self.program, **asked}
+        entry["file"] = name  # by which results are known
+        if time.monotonic() > self.until:
+            return entry | {"reason": "had no turn"}
         folder = self.args.work / re.sub(r"\W+", "_", Path(name).stem)
+        shape = ["--sweep", json.dumps([asked["dims"]]), "--dtype", asked["dtype"]] if asked else []
+        kept = self.args.pairs / f"{folder.name}-{entry['sha256'][:12]}.json" if self.args.pairs else None
+        known: Entry = json.loads(kept.read_text()) if kept and kept.exists() else {}
+        if known.get("program") == self.program:
+            pair = folder / path.name
+            folder.mkdir(parents=True, exist_ok=True)
+            pair.write_text(known.pop("pair"))
+            entry |= known
+        else:
+            entry |= self.make(name, folder, shape)
+            if "reason" in entry:
+                return entry
+            pair = Path(entry.pop("pair"))
+            if kept:
+                kept.parent.mkdir(parents=True, exist_ok=True)
+                bounded.write_json(kept, entry | {"pair": pair.read_text()})
+        if self.args.make_only:
+            print(f"{name}: made", flush=True)
+            return entry
+        bench = ["bench", pair, "--only", "bwd", "--seconds", self.args.seconds, *shape]
+        with self.alone:
+            result, done = self.command(*bench, "--out", folder / "runs", most=self.args.most)
+        entry |= {"ratios": ratios_of(result), "shapes": shapes_of(result)}
+        if done.code != 0:
+            entry["reason"] = f"{done.why}: {reason(done.err.strip()[-REASON_MAX:])}"
+        return entry
+
+    def make(self, name: str, folder: Path, shape: list[str]) -> Entry:
+        """The run that makes a pair, whose path is `pair`; else `reason` says why not."""
+        path, asked = self.path_of(name), self.table.get(name, {})
         folder.mkdir(parents=True, exist_ok=True)
         forward = folder / path.name
         forward.write_text(forward_of(str(asked.get("file", name))))
         if asked and path.with_name("ops").is_dir():
             shutil.copytree(path.with_name("ops"), folder / "ops", dirs_exist_ok=True)
-        entry: Entry = {"file": name, "sha256": digest([path]), "program": self.program, **asked}
-        entry["file"] = name  # by which results are known
-        if time.monotonic() > self.until:
-            return entry | {"reason": "had no turn"}
-        shape = ["--sweep", json.dumps([asked["dims"]]), "--dtype", asked["dtype"]] if asked else []
-        words = [
-            "--file-path",
-            forward,
-            "--backend",
-            "none",
-            "--no-retrieval",
-            "--out",
-            folder / "runs",
-            *shape,
-        ]
-        made, done = self.command(*words, *bounded.share(self.args.jobs), most=self.args.most)
-        entry |= {"verdict": made.get("verdict", "none"), "run_seconds": round(done.seconds, 1)}
+        words: list[object] = ["--file-path", forward, "--backend", "none", "--no-retrieval"]
+        words += ["--out", folder / "runs", *shape, *bounded.share(self.args.jobs)]
+        made, done = self.command(*words, most=self.args.most)
+        entry: Entry = {"verdict": made.get("verdict", "none"), "run_seconds": round(done.seconds, 1)}
         if made.get("verdict") != "verified":
             why = made.get("failures") or (made.get("error") or {}).get("message") or done.err[-REASON_MAX:]
             return entry | {"reason": reason(str(why)), "log": done.err.splitlines()[-LOG_LINES:]}
@@ -140,13 +163,7 @@ class Run:
             return entry | {"reason": f"no pair: {done.why}", "log": done.err.splitlines()[-LOG_LINES:]}
         if done.seconds > SLOW:
             entry["longest"] = longest(made.get("children") or [])
-        bench = ["bench", made["pair"], "--only", "bwd", "--seconds", self.args.seconds, *shape]
-        with self.alone:
-            result, done = self.command(*bench, "--out", folder / "runs", most=self.args.most)
-        entry |= {"ratios": ratios_of(result), "shapes": shapes_of(result)}
-        if done.code != 0:
-            entry["reason"] = f"{done.why}: {reason(done.err.strip()[-REASON_MAX:])}"
-        return entry
+        return entry | {"pair": made["pair"]}
 
     def keep(self, entry: Entry) -> None:
         self.known[entry["file"]] = entry
@@ -159,7 +176,8 @@ class Run:
         made |= {"machine": bounded.machine(), "gpu": self.args.gpus, "geomean": self.geomeans(rows)}
         bounded.write_json(self.args.out, made | {"results": rows})
         told = {peer: found["ratio"] for peer, found in entry.get("ratios", {}).items()}
-        print(f"{entry['file']}: {told or entry.get('reason', 'no times')}", flush=True)
+        if not self.args.make_only or "reason" in entry:
+            print(f"{entry['file']}: {told or entry.get('reason', 'no times')}", flush=True)
 
     def geomeans(self, rows: list[Entry]) -> Entry:
         made: Entry = {}
@@ -181,8 +199,10 @@ class Run:
         for peer, mean in self.geomeans(rows).items():
             files = f"{mean['files']} files, slower in {mean['slower']}"
             print(f"{mean['ratio']:.2f} times as fast as {peer}, {files}")
-        missing = [name for name in self.files if not self.known.get(name, {}).get("ratios")]
-        print(f"{len(self.files) - len(missing)} timed, {len(missing)} without times")
+        asked, what = ("tuned_ms", "made") if self.args.make_only else ("ratios", "timed")
+        missing = [name for name in self.files if not self.known.get(name, {}).get(asked)]
+        lack = "a pair" if self.args.make_only else "times"
+        print(f"{len(self.files) - len(missing)} {what}, {len(missing)} without {lack}")
         return 1 if missing else 0
 
 
@@ -199,8 +219,12 @@ def main() -> int:
     parser.add_argument("--budget", type=float, default=1e9, help="seconds after which no file begins")
     parser.add_argument("--list", type=Path, default=ROOT / "bench" / "gpu" / "geomean.txt")
     parser.add_argument("--table", type=Path)
+    parser.add_argument("--pairs", type=Path, help="folder that keeps finished pairs")
+    parser.add_argument("--make-only", action="store_true", help="time nothing")
     parser.add_argument("--work", type=Path, default=ROOT / "generated" / "bench")
     args = parser.parse_args()
+    if args.make_only and not args.pairs:
+        parser.error("--make-only makes what --pairs keeps")
     args.gpus = bounded.smi(NAMES) or []
     run = Run(args)
     if not run.files:

@@ -108,3 +108,15 @@ def test_resume__times_what_changed_and_what_had_no_turn(place):
     place.call()
     place.pair("a", "another")
     assert place.call("--resume")[0] == 0 and place.made() == ["a"]
+
+
+def test_pairs_that_are_kept__are_timed_by_another_call_and_made_anew_where_the_text_changed(place):
+    kept = ["--pairs", str(place.folder / "kept")]
+    code, said = place.call(*kept, "--make-only")
+    assert code == 0 and "3 made, 0 without a pair" in said and place.made() == ["a", "b", "c"], said
+    assert "ratios" not in json.loads(place.out.read_text())["results"][0]
+    place.pair("b", "SLOW")
+    code, said = place.call(*kept, "--resume")
+    assert code == 0 and "3 timed, 0 without times" in said and place.made() == ["b"], said
+    assert json.loads(place.out.read_text())["results"][0]["tuned_ms"] == 1.5
+    assert place.call("--make-only")[0] == 2
