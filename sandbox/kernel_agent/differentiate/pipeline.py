@@ -56,6 +56,7 @@ from .write import saving_copy
 from .write.demand import effects_of
 from .write.emit import Emitted, Emitter
 from .write.helpers import OWN, PASSED, TABLES, UNSAVED, UNTRACED, host_helpers, scan_helpers
+from .write.host_copy import host_copy
 from .write.section import (
     Choice,
     FunctionText,
@@ -63,7 +64,6 @@ from .write.section import (
     Step,
     config_name,
     config_text,
-    stub_text,
     tuple_text,
 )
 
@@ -179,7 +179,7 @@ def _attempt(
     )
     renamed = {name: f"{name}_autograd" for name in hosts if name != fwd.stub_name}
     copies = [
-        stub_text(fwd, f, sites, untraced, renamed, fwd.grads if f is stub else ())
+        host_copy(fwd, f, sites, untraced, renamed, fwd.grads if f is stub else ())
         for f in {**hosts, stub.name: stub}.values()
     ]
     configs = [

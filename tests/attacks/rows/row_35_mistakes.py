@@ -4,12 +4,6 @@ from suite import Attack
 
 ATTACKS = [
     Attack(
-        "of equal elements the last one takes the gradient",
-        "ragged_pool_first",
-        (("better = (row == begin) | (x > best)", "better = (row == begin) | (x >= best)"),),
-        "gradient of \\S+ is (wrong|not finite|zero)",
-    ),
-    Attack(
         "rows of no segment are not written",
         "ragged_pool_first",
         (("dx = torch.zeros_like(x)", "dx = torch.empty_like(x)"),),
