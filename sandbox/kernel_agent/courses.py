@@ -28,6 +28,7 @@ from .remember import Memory, Unknown, kind_of, like, note
 
 PROGRAMS_BEFORE = 2  # that their Python runs alone: then remember.py has written down what they call
 MOST_CALLS = 12_000  # in a course; what comes after them is left to Python
+MOST_COURSES = 64  # of a kernel
 MOST_ANSWERS = 24  # to one question
 MOST_BYTES = 64 << 20  # of what the calls of one program make: all of it is kept until the program ends
 PATIENCE = 24  # programs that may leave the course, if no more reach its end
@@ -80,7 +81,7 @@ class _Call:
     slots: list[int]  # of its tensors, in the order of the key
     out: list[int]
     kind: Any  # of the result
-    made: list[Any]  # the values in it
+    made: list[Any]  # the values in it, where they may be constant
     at: int  # in the log of its stretch
 
 
@@ -113,6 +114,7 @@ class Course:
         self.calls = 0
         self.nothing, self.slots = arguments, arguments + 1
         self.constants: dict[int, Any] = {}
+        self.unasked: set[int] = set()  # slots in which no argument has a part, that may be constant
         self.of_launch = set(range(arguments))
         self.names: dict[tuple[int, str], tuple[Any, Any]] = {}  # what its Python reads: where, and what
         self.functions: set[types.FunctionType] = set()
@@ -137,12 +139,12 @@ class Course:
         if fn in self.functions:
             return
         self.functions.add(fn)
-        code = fn.__code__
-        for name in code.co_names:
+        names = tuple(_names_in(fn.__code__))
+        for name in names:
             if name in fn.__globals__:
-                self._read(fn.__globals__, name, code.co_names)
-        for name, cell in zip(code.co_freevars, fn.__closure__ or (), strict=True):
-            self._read(cell, name, code.co_names)
+                self._read(fn.__globals__, name, names)
+        for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
+            self._read(cell, name, names)
 
     def _read(self, where: Any, name: str, attributes: tuple[str, ...]) -> None:
         value = _read(where, name)
@@ -185,6 +187,13 @@ class Course:
         stretch.calls = []
 
 
+def _names_in(code: types.CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for part in code.co_consts:  # a comprehension's, say
+        if isinstance(part, types.CodeType):
+            yield from _names_in(part)
+
+
 def _called(call: _Call, values: Values) -> None:
     """A call that is not written down, on the values of another program."""
     made = call.function(*_filled(call.args, values), **_filled(call.kwargs, values))
@@ -213,6 +222,11 @@ def _values_of(made: Any) -> list[Any]:
     if type(made) in _TUPLES:
         return [value for item in made for value in _values_of(item)]
     return [] if made is None else [made.handle if type(made) is _Tensor else made]
+
+
+def _bytes_of(value: Any) -> int:
+    found: int = getattr(getattr(value, "data", None), "nbytes", 0)
+    return found
 
 
 def _kind(made: Any) -> Any:
@@ -249,7 +263,7 @@ class Walk:
         self.course, self.values, self.log, self.stretch = course, values, log, stretch
         self.at = 0
         self.depth = 0
-        self.bytes = 0
+        self.bytes = sum(map(_bytes_of, values))
         self.slot_of = {id(tensor): slot for slot, tensor in enumerate(arguments)}
         self.kept: list[Any] = []  # what `slot_of` has is alive
 
@@ -260,12 +274,13 @@ class Walk:
 
     def see(self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call that the kernel makes; not one inside of another."""
-        if self.at < len(self.log):
+        new, key = self.at == len(self.log), None
+        if not new:
             self.at += 1
             item = self.log[self.at - 1]
             if item is not _AGAIN:
                 return self._given(item)
-        recording, key = self.stretch is not None and self.at == len(self.log), None
+        recording = new and self.stretch is not None
         if recording and (member := getattr(function, "member", None)) is not None:
             key, _ = self.course.memory.key(member, args, kwargs)
         self.depth += 1
@@ -273,7 +288,7 @@ class Walk:
             made = function(*args, **kwargs)
         finally:
             self.depth -= 1
-        if self.stretch is not None and self.at == len(self.log) and recording:
+        if recording:
             try:
                 self._write(function, key, args, kwargs, made)
             except Lost:
@@ -329,7 +344,10 @@ class Walk:
             return
         out: list[int] = []
         item = self._result(made, out)
-        values = _values_of(made)
+        values = []
+        if course.unasked.issuperset(slots):
+            course.unasked.update(out)
+            values = _values_of(made)
         call = _Call(function, key, *noted, slots, out, _kind(made), values, len(stretch.log))
         stretch.calls.append(call)
         stretch.log.append(item)
@@ -364,7 +382,7 @@ class Walk:
             self.kept.append(made)
             [value] = _values_of(made)
             self.values.append(value)
-            self.bytes += getattr(getattr(value, "data", None), "nbytes", 0)
+            self.bytes += _bytes_of(value)
         out.append(slot)
         return Slot(slot, like(made), made.dtype) if type(made) is _Tensor else Slot(slot)
 
@@ -373,14 +391,9 @@ class Programs:
     """The programs of one launch. `bound` are the arguments as the kernel's Python wants them."""
 
     def __init__(
-        self,
-        courses: dict[Any, Course],
-        memory: Memory,
-        kernel: types.FunctionType,
-        function: Function,
-        bound: dict[str, Any],
+        self, kernel: JITFunction, function: Function, bound: dict[str, Any], memory: Memory
     ) -> None:
-        """`function` runs `kernel`."""
+        """`function` is the kernel's Python."""
         self.kernel, self.function, self.bound, self.memory = kernel, function, bound, memory
         self.course: Course | None = None
         key: list[Any] = []
@@ -392,6 +405,9 @@ class Programs:
         except Unknown:
             return
         which = tuple(key)
+        courses: dict[Any, Course] = kernel.__dict__.setdefault("_kernel_agent_courses", {})
+        if len(courses) > MOST_COURSES:
+            courses.clear()
         course = courses.get(which)
         if course is None or not course.is_current():
             course = courses[which] = Course(memory, len(self.arguments))
@@ -426,7 +442,7 @@ class Programs:
     def _walk(self, values: Values, log: list[Any], stretch: Stretch | None) -> None:
         assert self.course is not None
         walk = self.memory.watch = Walk(self.course, self.arguments, values, log, stretch)
-        walk.enter(self.kernel)
+        walk.enter(self.kernel.fn)
         try:
             self.function(**self.bound)
         finally:

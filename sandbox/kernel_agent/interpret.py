@@ -33,7 +33,6 @@ from .races import Races
 from .source import words
 
 _MISSING = object()
-MOST_COURSES = 64  # of a kernel
 # Builtins that run what they are given, or that say something each time.
 _ALWAYS_ANEW = words(
     """reduce associative_scan map_elementwise inline_asm_elementwise static_print static_assert
@@ -148,7 +147,7 @@ def run(kernel: JITFunction, grid: tuple[int, ...], args: Mapping[str, Any]) -> 
         races = None
         if judged is not None and len(programs) > 1:
             races = _state.races = Races(regions, judged.ordering, functools.partial(_name_of, args))
-        followed = courses.Programs(_courses_of(kernel), memory(), kernel.fn, function, bound)
+        followed = courses.Programs(kernel, function, bound, memory())
         for program in programs:
             builder.set_grid_idx(*program)
             if races is not None:
@@ -166,13 +165,6 @@ def _name_of(args: Mapping[str, Any], address: int) -> tuple[str, int]:
         return "memory", address
     first, name, size = max(before, key=lambda start: start[0])
     return name, (address - first) // size
-
-
-def _courses_of(kernel: JITFunction) -> dict[Any, courses.Course]:
-    found: dict[Any, courses.Course] = kernel.__dict__.setdefault("_kernel_agent_courses", {})
-    if len(found) > MOST_COURSES:
-        found.clear()
-    return found
 
 
 def call_helper(kernel: JITFunction, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
