@@ -401,7 +401,7 @@ class Programs:
         try:
             for value in bound.values():
                 note(value, key, self.arguments)
-            key += memory.kinds([tensor.handle for tensor in self.arguments])
+            memory.add_kinds([tensor.handle for tensor in self.arguments], key)
         except Unknown:
             return
         which = tuple(key)

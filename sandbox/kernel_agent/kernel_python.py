@@ -164,25 +164,31 @@ def _turns(counting: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         first, last = 0, first
     step = 1 if step is None else step
     watch = memory().watch
-    asked = [first, last, step]
+    asked: list[Any] = [first, last, step]
     if watch is not None and watch.depth == 0:
         turns = watch.ask("turns", asked)
     else:
         memory().looked_at_elements()
         turns = courses.answer("turns", [v.handle if type(v) is tl.tensor else v for v in asked])
     if type(first) is tl.tensor or type(step) is tl.tensor:
-        return _counted(first, last, step, turns)
+        wide = any(getattr(bound, "dtype", None) == tl.int64 for bound in asked)
+        return _counted(_widened(first) if wide else first, step, turns)
     return range(first, first + turns * step, step)
 
 
-def _counted(first: Any, last: Any, step: Any, turns: int) -> Iterator[Any]:
+def _widened(first: Any) -> Any:
+    return (first if type(first) is tl.tensor else _to_tensor(first)).to(tl.int64)
+
+
+def _counted(first: Any, step: Any, turns: int) -> Iterator[Any]:
     for turn in range(turns):
         yield first + turn * step
 
 
 @dataclass
 class _Semantics:
-    """What kernels use in Python's place of names: all three are of the semantic layer, and watched."""
+    """What a kernel has for Python's numbers, `and`, `or` and `not`: the semantic layer's, shown to who
+    watches."""
 
     number: Callable[[Any], Any]
     logical_and: Callable[[Any, Any], Any]

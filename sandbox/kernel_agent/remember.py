@@ -276,17 +276,18 @@ class Memory(Calls):
         """The key of a call, and its handles. None: it cannot be remembered."""
         try:
             key, _, handles = key_of(member, args, kwargs)
-            key += self.kinds(handles)
+            self.add_kinds(handles, key)
         except Unknown:
             return None, []
         return tuple(key), handles
 
     @staticmethod
-    def kinds(handles: list[Any]) -> list[Any]:
-        """Raises Unknown."""
-        if any(type(handle) is not _Handle for handle in handles):
-            raise Unknown
-        return [kind_of(handle.dtype) for handle in handles]
+    def add_kinds(handles: list[Any], key: list[Any]) -> None:
+        """Add what is known of handles to a key. Raises Unknown."""
+        for handle in handles:
+            if type(handle) is not _Handle:
+                raise Unknown
+            key.append(kind_of(handle.dtype))
 
     def remembering(self, member: Callable[..., Any], plain: Callable[..., Any]) -> Callable[..., Any]:
         """`plain` evaluates the builtin `member`; the result does so too, sooner from the third call."""
@@ -297,15 +298,9 @@ class Memory(Calls):
             if self.recorder is not None:  # a part of the call that is being recorded
                 kwargs["_semantic"] = self.semantic
                 return member(*args, **kwargs)
-            try:
-                key, _, handles = key_of(member, args, kwargs)
-                for handle in handles:
-                    if type(handle) is not _Handle:
-                        raise Unknown
-                    key.append(kind_of(handle.dtype))
-            except Unknown:
+            which, handles = self.key(member, args, kwargs)
+            if which is None:
                 return plain(*args, **kwargs)
-            which = tuple(key)
             found = self.known.get(which)
             if type(found) is types.FunctionType:
                 return found(*handles)

@@ -255,13 +255,14 @@ def test_python_with_state_of_its_own__is_not_followed() -> None:
     assert len(STATE) == PROGRAMS
 
 
-def test_loop_from_a_tensor__counts_in_its_type() -> None:
+@pytest.mark.parametrize("last", [8, 1 << 33])
+def test_loop_from_a_tensor__counts_in_the_widest_type_of_its_bounds(last: int) -> None:
     kinds = []
 
     @triton.jit
-    def kernel(y_ptr, first, n):
-        for i in range(first, n, 2):
-            tl.store(y_ptr + i, i.to(tl.float32))
+    def kernel(y_ptr, first, last, step):
+        for i in range(first, last, step):
+            tl.store(y_ptr + i % 8, i.to(tl.float32))
             note(i)
 
     def note(i: Any) -> None:
@@ -270,7 +271,25 @@ def test_loop_from_a_tensor__counts_in_its_type() -> None:
     kernel.fn.__globals__["note"] = note
     y = torch.zeros(8)
     try:
-        interpret.run(kernel, (1,), {"y_ptr": y, "first": 3, "n": 8})
+        interpret.run(
+            kernel, (1,), {"y_ptr": y, "first": 3, "last": last, "step": 2 if last == 8 else last // 2}
+        )
     finally:
         del kernel.fn.__globals__["note"]
-    assert y.tolist() == [0, 0, 0, 3, 0, 5, 0, 7] and kinds == [tl.int32] * 3
+    if last == 8:
+        assert y.tolist() == [0, 0, 0, 3, 0, 5, 0, 7] and kinds == [tl.int32] * 3
+    else:
+        assert y.tolist() == [0, 0, 0, float(1 << 32), 0, 0, 0, 0] and kinds == [tl.int64] * 2
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.__name__)
+def test_course__holds_no_values_but_those_that_may_be_constant(kernel: Any, fresh: None) -> None:
+    for n in (20, 13):
+        launched(kernel, n)
+    [course] = kernel.__dict__["_kernel_agent_courses"].values()
+    rest = [course.first]
+    while rest:
+        stretch = rest.pop()
+        rest += stretch.answers.values()
+        assert all(course.unasked.issuperset(call.slots) for call in stretch.calls if call.made)
+    assert course.constants.keys() <= course.unasked
