@@ -120,8 +120,7 @@ class Run:
         kept = self.args.pairs / f"{folder.name}-{entry['sha256'][:12]}.json" if self.args.pairs else None
         known: Entry = json.loads(kept.read_text()) if kept and kept.exists() else {}
         if known.get("program") == self.program:
-            pair = folder / path.name
-            folder.mkdir(parents=True, exist_ok=True)
+            pair = self.place(name, folder) / path.name
             pair.write_text(known.pop("pair"))
             entry |= known
         else:
@@ -143,14 +142,19 @@ class Run:
             entry["reason"] = f"{done.why}: {reason(done.err.strip()[-REASON_MAX:])}"
         return entry
 
+    def place(self, name: str, folder: Path) -> Path:
+        """The folder, with what the file imports from beside it."""
+        folder.mkdir(parents=True, exist_ok=True)
+        ops = self.path_of(name).with_name("ops")
+        if name in self.table and ops.is_dir():
+            shutil.copytree(ops, folder / "ops", dirs_exist_ok=True)
+        return folder
+
     def make(self, name: str, folder: Path, shape: list[str]) -> Entry:
         """The run that makes a pair, whose path is `pair`; else `reason` says why not."""
         path, asked = self.path_of(name), self.table.get(name, {})
-        folder.mkdir(parents=True, exist_ok=True)
-        forward = folder / path.name
+        forward = self.place(name, folder) / path.name
         forward.write_text(forward_of(str(asked.get("file", name))))
-        if asked and path.with_name("ops").is_dir():
-            shutil.copytree(path.with_name("ops"), folder / "ops", dirs_exist_ok=True)
         words: list[object] = ["--file-path", forward, "--backend", "none", "--no-retrieval"]
         words += ["--out", folder / "runs", *shape, *bounded.share(self.args.jobs)]
         made, done = self.command(*words, most=self.args.most)

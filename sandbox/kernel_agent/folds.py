@@ -7,6 +7,7 @@ and no more. A function that decides on elements (`if a > b:`) is called for one
 
 from __future__ import annotations
 
+import contextlib
 import types
 from collections.abc import Callable
 from typing import Any
@@ -72,22 +73,27 @@ def _takes_blocks(combine: Any, inputs: Any, axis: Any) -> bool:
     if not isinstance(combine, JITFunction) or not all(type(tensor.handle) is _Handle for tensor in inputs):
         return False
     shape = inputs[0].handle.data.shape
-    return all(tensor.handle.data.shape == shape for tensor in inputs) and (axis is None or shape[axis] > 1)
+    length = int(np.prod(shape)) if axis is None else shape[axis]
+    same = all(tensor.handle.data.shape == shape for tensor in inputs)
+    return same and length > 1 and length & (length - 1) == 0
+
+
+def _combined(
+    operations: Any, inputs: Any, on_blocks: Callable[..., Any], one_by_one: Callable[..., Any]
+) -> Any:
+    if _takes_blocks(operations.combine_fn, inputs, operations.axis):
+        with contextlib.suppress(DecidesOnElements):
+            return on_blocks(inputs, _Blocks(operations.combine_fn, inputs, operations.rewritten))
+    return one_by_one(inputs)
 
 
 class _Reduce(_interp.ReduceOps):  # type: ignore[misc]
     rewritten: Rewritten
 
     def generic_reduce(self, input: Any) -> Any:
-        if not _takes_blocks(self.combine_fn, input, self.axis):
-            return super().generic_reduce(input)
-        try:
-            return self._by_halves(input)
-        except DecidesOnElements:
-            return super().generic_reduce(input)
+        return _combined(self, input, self._by_halves, super().generic_reduce)
 
-    def _by_halves(self, inputs: Any) -> list[Any]:
-        combine = _Blocks(self.combine_fn, inputs, self.rewritten)
+    def _by_halves(self, inputs: Any, combine: _Blocks) -> list[Any]:
         axis, shape = self.axis, inputs[0].handle.data.shape
         datas = [tensor.handle.data for tensor in inputs]
         blocks = [data.reshape(-1) if axis is None else np.moveaxis(data, axis, 0) for data in datas]
@@ -104,15 +110,9 @@ class _Scan(_interp.ScanOps):  # type: ignore[misc]
     rewritten: Rewritten
 
     def generic_scan(self, input: Any) -> Any:
-        if not _takes_blocks(self.combine_fn, input, self.axis):
-            return super().generic_scan(input)
-        try:
-            return self._by_doubling(input)
-        except DecidesOnElements:
-            return super().generic_scan(input)
+        return _combined(self, input, self._by_doubling, super().generic_scan)
 
-    def _by_doubling(self, inputs: Any) -> list[Any]:
-        combine = _Blocks(self.combine_fn, inputs, self.rewritten)
+    def _by_doubling(self, inputs: Any, combine: _Blocks) -> list[Any]:
         blocks = [np.moveaxis(tensor.handle.data, self.axis, 0) for tensor in inputs]
         step, length = 1, len(blocks[0])
         while step < length:
@@ -142,8 +142,9 @@ def replacements(rewritten: Rewritten) -> tuple[Callable[..., Any], Callable[...
     return reduce, scan
 
 
-_COMMON = [getattr(tl.standard, f"_{name}", None) for name in ("sum_combine", "elementwise_max")]
-_COMMON.append(getattr(tl.standard, "_elementwise_min", None))
+_COMMON = [
+    getattr(tl.standard, f"_{name}", None) for name in ("sum_combine", "elementwise_max", "elementwise_min")
+]
 
 
 def _quick(given: Any, axis: Any, combine_fn: Any, keep_dims: Any = False, **_: Any) -> Any:

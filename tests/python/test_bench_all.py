@@ -120,3 +120,4 @@ def test_pairs_that_are_kept__are_timed_by_another_call_and_made_anew_where_the_
     assert code == 0 and "3 timed, 0 without times" in said and place.made() == ["b"], said
     assert json.loads(place.out.read_text())["results"][0]["tuned_ms"] == 1.5
     assert place.call("--make-only")[0] == 2
+    assert place.made() == []
