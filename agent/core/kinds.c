@@ -78,7 +78,7 @@ static const struct ka_kind KINDS[] = {
      .instead = "mixed", .only_against = true,
      .meaning = "rows times 8 beside rows times 1/8, where products are in TF32"},
     {"tied", KA_KIND_VALUES, KA_KIND_TAKEN, .label = "tied", .tolerate = ka_tolerance_ties,
-     .meaning = "rows that have their greatest value twice"},
+     .meaning = "rows that have their greatest value twice, and every two rows the same one"},
     {"flat", KA_KIND_VALUES, KA_KIND_TAKEN, .label = "flat", .tolerate = ka_tolerance_loosen,
      .only_against = true,
      .meaning = "rows that are constant, zero or nearly constant: nothing may divide by what is zero there"},

@@ -133,14 +133,25 @@ def _mixed(factors: tuple[float, float]) -> Callable[[torch.Tensor], torch.Tenso
 
 
 def _tied(values: torch.Tensor) -> torch.Tensor:
-    """Each row's greatest value stands first and last, in two blocks if there are two. No value is new."""
+    """Each row's greatest value stands first and last, in two blocks if there are two; every two rows have
+    the greater of theirs, for what is the greatest of a column. No value is new."""
     if not may_tie(values):
         return values
     tied = values.clone()
     greatest = values.argmax(-1, keepdim=True)
     tied.scatter_(-1, greatest, values[..., :1])
-    tied[..., :1] = tied[..., -1:] = values.gather(-1, greatest)
+    most = values.gather(-1, greatest)
+    of_rows = most.reshape(-1)
+    one, other = _pairs(of_rows)
+    one[:] = other[:] = torch.maximum(one, other)
+    tied[..., :1] = tied[..., -1:] = of_rows.reshape(most.shape)
     return tied
+
+
+def _pairs(of_rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """What belongs to every first and every second row of two."""
+    whole = of_rows[: len(of_rows) // 2 * 2]
+    return whole[0::2], whole[1::2]
 
 
 def may_tie(tensor: torch.Tensor) -> bool:
@@ -182,13 +193,19 @@ def _masked(values: torch.Tensor) -> torch.Tensor:
 
 
 def fold_ties(gradient: torch.Tensor) -> torch.Tensor:
-    """A gradient of a tied input, the last element of each row added to the first: how an upstream gradient
-    is shared out between equal values is a convention, but together they have just one share."""
+    """A gradient of a tied input, the last element of each row added to the first, and the first of every
+    second row to that of the row before it: how an upstream gradient is shared out between equal values is a
+    convention, but together they have just one share."""
     if not may_tie(gradient):
         return gradient.clone()
     folded = gradient.to(torch.float64, copy=True)
     folded[..., 0] += folded[..., -1]
     folded[..., -1] = 0
+    first = folded[..., 0].reshape(-1).clone()
+    one, other = _pairs(first)
+    one += other
+    other[:] = 0
+    folded[..., 0] = first.reshape(folded.shape[:-1])
     return folded.to(gradient.dtype)
 
 

@@ -75,15 +75,4 @@ OPEN = [
         ),
         "bfloat16",
     ),
-    Attack(
-        "of equal elements each takes the whole gradient",
-        "ragged_pool_first",
-        (
-            (
-                "tl.where(where == row, d_top, 0.0)",
-                "tl.where(tl.load(x_ptr + row * D + cols, mask=mask, other=0.0) == best, d_top, 0.0)",
-            ),
-        ),
-        "gradient of \\S+ is (wrong|not finite|zero)",
-    ),
 ]

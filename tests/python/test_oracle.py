@@ -642,7 +642,7 @@ def test_inputs__tied__give_equal_elements_one_share_together(write, tmp_path):
     assert case["ok"], case
     for part in ("grad", "base", "jitter"):
         gradient = made[f"{part}/x"]
-        assert gradient[:, 0].abs().min() > 0 and not gradient[:, 1:].any()
+        assert gradient[::2, 0].abs().min() > 0 and not gradient[1::2].any() and not gradient[:, 1:].any()
     assert torch.equal(made["grad/x"][:, 0], made["jitter/x"][:, 0])
 
 

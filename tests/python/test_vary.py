@@ -96,10 +96,29 @@ def test_values__mixed__are_every_other_row_large_and_the_rest_small(kind, large
 def test_values__tied__have_the_greatest_of_each_row_twice():
     plain = values_of((6, 5))
     x = vary.VALUES["tied"].change(plain)
-    assert torch.equal(x[:, 0], plain.amax(-1)) and torch.equal(x[:, -1], x[:, 0])
+    most = plain.amax(-1).reshape(3, 2).amax(-1, keepdim=True).expand(3, 2).reshape(6)
+    assert torch.equal(x[:, 0], most) and torch.equal(x[:, -1], x[:, 0])
     assert ((x == x.amax(-1, keepdim=True)).sum(-1) == 2).all()
     for row, values in zip(x.tolist(), plain.tolist(), strict=True):
-        assert set(row) <= set(values) and len(set(row)) >= len(values) - 2
+        assert set(row) <= {*values, row[0]} and len(set(row)) >= len(values) - 2
+
+
+@pytest.mark.parametrize("shape", [(5,), (1, 4), (5, 3), (2, 3, 4)])
+def test_values__tied__have_one_share_where_they_are_equal(shape):
+    plain = values_of(shape)
+    x = vary.VALUES["tied"].change(plain)
+    rows = x.reshape(-1, shape[-1])
+    assert all(row[0] == row[-1] == row.max() for row in rows)
+    assert all(one[0] == other[0] for one, other in zip(rows[0::2], rows[1::2], strict=False))
+    assert len(rows) % 2 == 0 or rows[-1].max() == plain.reshape(rows.shape)[-1].max()
+    gradient = values_of(shape)
+    folded = vary.fold_ties(gradient).reshape(rows.shape)
+    torch.testing.assert_close(folded.sum(), gradient.sum())
+    whole = gradient.reshape(rows.shape)
+    for at in range(0, len(rows), 2):
+        torch.testing.assert_close(folded[at, 0], whole[at : at + 2][:, [0, -1]].sum())
+    assert not folded[1::2, 0].any() and not folded[:, -1].any()
+    assert torch.equal(folded[:, 1:-1], whole[:, 1:-1])
 
 
 def test_values__flat__are_rows_that_are_constant_zero_or_nearly_constant():

@@ -4,6 +4,17 @@ from suite import Attack
 
 ATTACKS = [
     Attack(
+        "of equal elements each takes the whole gradient",
+        "ragged_pool_first",
+        (
+            (
+                "tl.where(where == row, d_top, 0.0)",
+                "tl.where(tl.load(x_ptr + row * D + cols, mask=mask, other=0.0) == best, d_top, 0.0)",
+            ),
+        ),
+        "gradient of \\S+ is (wrong|not finite|zero)",
+    ),
+    Attack(
         "rows of no segment are not written",
         "ragged_pool_first",
         (("dx = torch.zeros_like(x)", "dx = torch.empty_like(x)"),),
