@@ -172,7 +172,7 @@ def _turns(counting: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         turns = courses.answer("turns", [v.handle if type(v) is tl.tensor else v for v in asked])
     if type(first) is tl.tensor or type(step) is tl.tensor:
         wide = any(getattr(bound, "dtype", None) == tl.int64 for bound in asked)
-        return _counted(_widened(first) if wide else first, step, turns)
+        return _counted(_widened(first), _widened(step), turns) if wide else _counted(first, step, turns)
     return range(first, first + turns * step, step)
 
 

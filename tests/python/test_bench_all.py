@@ -119,5 +119,6 @@ def test_pairs_that_are_kept__are_timed_by_another_call_and_made_anew_where_the_
     code, said = place.call(*kept, "--resume")
     assert code == 0 and "3 timed, 0 without times" in said and place.made() == ["b"], said
     assert json.loads(place.out.read_text())["results"][0]["tuned_ms"] == 1.5
-    assert place.call("--make-only")[0] == 2
-    assert place.made() == []
+    assert place.call("--make-only")[0] == 2 and place.made() == []
+    place.program.write_text(place.program.read_text() + "# another\n")
+    assert place.call(*kept)[0] == 0 and place.made() == ["a", "b", "c"]

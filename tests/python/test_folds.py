@@ -45,6 +45,14 @@ def fold_kernel(x_ptr, y_ptr, AXIS: tl.constexpr, KEEP: tl.constexpr, LENGTH: tl
 
 
 @triton.jit
+def last_state_kernel(x_ptr, y_ptr, AXIS: tl.constexpr, LENGTH: tl.constexpr):
+    at = tl.arange(0, 8)[:, None] * 16 + tl.arange(0, 16)[None, :]
+    x = tl.load(x_ptr + at)
+    _, h = tl.reduce((x * 0 + 0.5, x), AXIS, affine)
+    tl.store(y_ptr + tl.arange(0, LENGTH), h)
+
+
+@triton.jit
 def scan_kernel(x_ptr, y_ptr, AXIS: tl.constexpr, REVERSE: tl.constexpr):
     at = tl.arange(0, 8)[:, None] * 16 + tl.arange(0, 16)[None, :]
     x = tl.load(x_ptr + at)
@@ -75,6 +83,15 @@ def test_reduce__of_several_tensors_along_an_axis(axis: int, length: int, keep: 
     x, y = run(fold_kernel, length, AXIS=axis, KEEP=keep, LENGTH=length)
     count = x.shape[axis]
     torch.testing.assert_close(y, x.sum(axis) + x.var(axis, correction=0) * count)
+
+
+@pytest.mark.parametrize(("axis", "length"), [(0, 16), (1, 8)])
+def test_reduce__keeps_the_order_of_the_axis(axis: int, length: int) -> None:
+    x, y = run(last_state_kernel, length, AXIS=axis, LENGTH=length)
+    expected = torch.zeros(length)
+    for row in x.movedim(axis, 0):
+        expected = 0.5 * expected + row
+    torch.testing.assert_close(y, expected)
 
 
 @pytest.mark.parametrize("axis", [0, 1])
