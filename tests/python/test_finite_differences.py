@@ -29,10 +29,10 @@ FAST = (
 )
 
 
-def case_of(path: Path, dims: dict[str, Any] | None = None) -> oracle.Case:
+def case_of(path: Path, dims: dict[str, Any] | None = None, seed: int = 5) -> oracle.Case:
     fwd = forward.load(path)
     upstream = {"kind": "normal", "seed": 9}
-    case = {"id": 0, "dims": dims or fwd.sweep[0].dims, "seed": 5, "upstream": upstream}
+    case = {"id": 0, "dims": dims or fwd.sweep[0].dims, "seed": seed, "upstream": upstream}
     return oracle.Case(fwd, case, None)
 
 
@@ -124,6 +124,30 @@ def test_kink_in_the_very_middle__is_left_open() -> None:
     path = Path(__file__).parents[2] / "dataset/reduction_softmax/amax_ties_share_gradient.py"
     found = finite_differences.finite_differences(case_of(path, {"M": 29, "N": 22}))
     assert [verdict(slope) for slope in found["slopes"]["x"]] == ["open"] * finite_differences.DIRECTIONS
+
+
+SCALED = """
+@triton.jit
+def scaled_kernel(x_ptr, y_ptr, factor, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y_ptr + at, tl.load(x_ptr + at, mask=at < n) * factor, mask=at < n)
+
+
+"""
+
+
+def test_number_of_the_host__is_rounded_and_no_kink(write: Callable[..., Path]) -> None:
+    """A kernel takes a number of 32 bits: small steps of a forward in float64 climb its stairs. The oracle
+    rounds it as well, so that nothing of it is seen in the noise."""
+    body = "y = torch.empty_like(x)\nn = x.numel()\n"
+    body += "scaled_kernel[(triton.cdiv(n, 128),)](x, y, x.sum().item(), n, BLOCK=128)\nreturn y"
+    path = stub(write, body, before=SCALED)
+    missed = []
+    for seed in range(12):
+        slopes = finite_differences.finite_differences(case_of(path, {"N": 100}, seed))["slopes"]["x"]
+        if [verdict(slope) for slope in slopes].count("disagrees") < 2:
+            missed.append(seed)
+    assert not missed
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,7 @@ FINE = 1e-3
 # share of itself while steps shrink by half or more is a kink in the very middle, as where values are equal
 # of which the largest is taken: there no slope is the gradient's.
 STAYS = 0.75
+LOWER = 0.5
 _SEED = 0x5EED
 
 
@@ -165,6 +166,12 @@ def is_kink(tried: list[Slope]) -> bool:
     return last.step < first.step and last.bend > max(seen, STAYS * first.bend)
 
 
+def is_rounded(fine: list[Slope], coarse: list[Slope]) -> bool:
+    """Whether what looks like a kink at small steps are the stairs of a value that something inside rounds: at
+    larger steps they are lower, and a kink is as sharp as ever."""
+    return max(one.bend for one in coarse) < LOWER * max(one.bend for one in fine)
+
+
 def _directional(
     forward: _Forward, name: str, gradient: torch.Tensor, number: int, best: float, noise: float
 ) -> Slope:
@@ -184,20 +191,30 @@ def _directional(
         bend = abs(more - 2 * forward.middle + less) / (2 * step)
         return Slope(step, analytic, (more - less) / (2 * step), noise / step, bend)
 
-    def family(factors: tuple[float, ...], enough: int) -> Slope:
+    def family(factors: tuple[float, ...], enough: int) -> list[Slope]:
         tried: list[Slope] = []
         for factor in factors:
             tried.append(slope(factor * best * (scale or 1.0)))
-            values = [one.numeric for one in tried]
-            spread = max(values) - min(values)
-            if len(tried) >= enough and spread <= AGREE * abs(values[-1]):
+            if len(tried) >= enough and _spread(tried) <= AGREE * abs(tried[-1].numeric):
                 break
-        middle = tried[len(tried) // 2]
-        middle.spread = math.inf if is_kink(tried) else spread
-        return middle
+        return tried
 
     fine = family(STEPS, 2 if best < FINE else 3)
-    if best >= FINE or math.isinf(fine.spread) or fine.spread <= AGREE * abs(fine.numeric):
-        return fine
+    found = _trusted(fine, is_kink(fine))
+    if best >= FINE or found.spread <= AGREE * abs(found.numeric):
+        return found
     coarse = family(COARSE, len(COARSE))
-    return coarse if coarse.spread < fine.spread else fine
+    larger = _trusted(coarse, is_kink(coarse) or (is_kink(fine) and not is_rounded(fine, coarse)))
+    return larger if larger.spread < found.spread else found
+
+
+def _spread(tried: list[Slope]) -> float:
+    values = [one.numeric for one in tried]
+    return max(values) - min(values)
+
+
+def _trusted(tried: list[Slope], kink: bool) -> Slope:
+    """The one in the middle, as far as the others agree with it: not at all where they are of a kink."""
+    middle = tried[len(tried) // 2]
+    middle.spread = math.inf if kink else _spread(tried)
+    return middle
