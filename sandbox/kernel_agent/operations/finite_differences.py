@@ -167,8 +167,8 @@ def is_kink(tried: list[Slope]) -> bool:
 
 
 def is_rounded(fine: list[Slope], coarse: list[Slope]) -> bool:
-    """Whether what looks like a kink at small steps are the stairs of a value that something inside rounds: at
-    larger steps they are lower, and a kink is as sharp as ever."""
+    """Whether what looks like a kink at small steps are the stairs of a value that something inside rounds:
+    at larger steps they are lower, and a kink is as sharp as ever."""
     return max(one.bend for one in coarse) < LOWER * max(one.bend for one in fine)
 
 
