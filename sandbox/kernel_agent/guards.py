@@ -23,8 +23,9 @@ class Guards:
 
     _held: list[tuple[torch.Tensor, int, str]] = field(default_factory=list)
 
-    def allocate(self, like: torch.Tensor) -> torch.Tensor:
-        """A tensor with the shape, strides, dtype, device and values of a fresh `like`, between two bands."""
+    def allocate(self, like: torch.Tensor, filled: bool = True) -> torch.Tensor:
+        """A tensor with the shape, strides, dtype, device and, where it was `filled`, values of a fresh
+        `like`, between two bands."""
         size = like.untyped_storage().nbytes()
         if like.numel() == 0 or like.storage_offset() != 0:
             return like
@@ -33,7 +34,8 @@ class Guards:
         shape = "x".join(str(extent) for extent in like.shape) or "scalar"
         self._held.append((whole, size, f"{str(like.dtype).removeprefix('torch.')}[{shape}]"))
         inside = inside.view(like.dtype)
-        return inside.as_strided(like.shape, like.stride(), inside.storage_offset()).copy_(like)
+        made = inside.as_strided(like.shape, like.stride(), inside.storage_offset())
+        return made.copy_(like) if filled else made
 
     def broken(self) -> list[str]:
         """Which bands were written into: `memory beside float32[4x8]`. A GPU is waited for once for all."""

@@ -103,7 +103,7 @@ class Poison(Mode):
                 self.values[self.counting] += Computed.of(name, result)
         operation = name.removeprefix("aten::")
         if self.guards is not None and operation in _ALLOCATIONS | _FILLED and not benchmarking():
-            result = self.guards.allocate(result)
+            result = self.guards.allocate(result, filled=operation in _FILLED)
         if operation in _ALLOCATIONS and not self.plain:
             poison(result, self.memory)
         return result

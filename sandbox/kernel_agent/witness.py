@@ -11,6 +11,8 @@ candidate's process says of itself is held against it as before (candidate.py); 
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import functools
 import json
 import os
 import re
@@ -28,8 +30,13 @@ from .errors import Unusable
 
 _ANSWER_MAX = 1 << 28
 _NODES_MAX = 2_000_000
+_PIPE = 1 << 20  # bytes: the candidate does not wait for its reader
 _OTHER = "-"  # the mark after a phase: what follows is the judge's own work
-_HEAD = re.compile(rb'"id": (\d+), "name": "(.*)", "ctrl_deps": (\d+)')
+_PART = re.compile(  # of a node, a line; the group that is last says which
+    rb'^ *"(?:id": (?P<id>\d+), "name": "(?P<name>.*)", "ctrl_deps": (?P<parent>\d+)|inputs"(?P<given>.*)'
+    rb'|outputs"(?P<made>.*)|attrs"(?P<attributes>.*)|(?P<end>finish_ts)")',
+    re.MULTILINE,
+)
 _SCHEMA = re.compile(rb'"op_schema", "type": "string", "value": "([\w:.]+)\(')
 _FLOATING = re.compile(rb"Tensor\((?:float|double|c10::(?:Half|BFloat16|Float8|complex))")
 _ENGINE = "autograd::engine::evaluate_function: "
@@ -66,27 +73,22 @@ class Record:
 
     def feed(self, data: bytes) -> None:
         """More of the observer's text, whose nodes have a line for each part."""
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        for line in lines:
-            self._line(line.strip())
-
-    def _line(self, line: bytes) -> None:
-        if line.startswith(b'"id"'):
-            head = _HEAD.match(line)
-            if head is not None and len(self.nodes) < _NODES_MAX:
-                self._last = int(head[1])
-                self.nodes[self._last] = _Node(head[2].decode(errors="replace"), int(head[3]))
-        elif line.startswith(b'"finish_ts"'):
-            self.whole = len(self.nodes) < _NODES_MAX
-        elif self._last in self.nodes:
-            node = self.nodes[self._last]
-            if line.startswith(b'"outputs"') or (
-                line.startswith(b'"inputs"') and node.name == "aten::_local_scalar_dense"
-            ):
-                node.floating |= _FLOATING.search(line) is not None
-            elif line.startswith(b'"attrs"'):
-                schema = _SCHEMA.search(line)
-                node.operation = schema[1].decode() if schema else None
+        text, _, self._rest = (self._rest + data).rpartition(b"\n")
+        for part in _PART.finditer(text):
+            kind = part.lastgroup
+            if kind == "parent":
+                if len(self.nodes) < _NODES_MAX:
+                    self._last = int(part["id"])
+                    self.nodes[self._last] = _Node(_text(part["name"]), int(part["parent"]))
+            elif kind == "end":
+                self.whole = len(self.nodes) < _NODES_MAX
+            elif (node := self.nodes.get(self._last)) is None:
+                continue
+            elif kind == "attributes":
+                schema = _SCHEMA.search(part["attributes"])
+                node.operation = _text(schema[1]) if schema else None
+            elif kind == "made" or node.name == "aten::_local_scalar_dense":
+                node.floating |= _FLOATING.search(part[kind or 0]) is not None
 
     def operations(self, phase: str, engine_may: frozenset[str] = frozenset()) -> dict[str, int] | None:
         """None where the record has no such phase, or no end: nothing is known then."""
@@ -138,6 +140,11 @@ class Record:
         return ""
 
 
+@functools.lru_cache(4096)
+def _text(name: bytes) -> str:
+    return name.decode(errors="replace")
+
+
 _composite: dict[str, bool] = {}
 
 
@@ -157,6 +164,8 @@ def apart(work: Callable[[], dict[str, Any]]) -> tuple[dict[str, Any], Record]:
     ended without an answer."""
     nonce = f"kernel_agent-{os.urandom(8).hex()}"
     answer, record = os.pipe(), os.pipe()
+    with contextlib.suppress(OSError):  # a user may have used up what all pipes may hold
+        fcntl.fcntl(record[1], fcntl.F_SETPIPE_SZ, _PIPE)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     pid = os.fork()
