@@ -10,7 +10,7 @@ dataset/ of which the forward alone is given.
 instead (bench/gpu/table.json): each a file with the one shape and dtype to make and time it for, and the
 milliseconds that its backward should take. A file is made into a pair by the whole run,
 tuner and all, with `--backend none`; then `bench` times it at its own SWEEP. Runs go --jobs at a time,
-benches one after the other, each with the GPU to itself. Results are written as each file ends; --resume
+benches one after the other, each with the GPU to itself; of several GPUs all are used. Results are written as each file ends; --resume
 leaves those alone that have times and whose text and program are the same. No file begins after --budget
 seconds. --pairs keeps the pairs in a folder, where the next call finds those of the same text and program: a
 GPU that is lent for half an hour makes pairs in one loan (--make-only) and times them in another.
@@ -90,7 +90,9 @@ class Run:
         self.known: dict[str, Entry] = {}
         if args.out.exists():
             self.known = {row["file"]: row for row in json.loads(args.out.read_text())["results"]}
-        self.alone = threading.Lock()  # whoever times
+        self.cards = bounded.Cards()
+        self.timing = bounded.Cards()  # one each, for whoever times
+        self.alone = threading.BoundedSemaphore(len(self.timing))
 
     def path_of(self, name: str) -> Path:
         return ROOT / str(self.table.get(name, {}).get("file", name))
@@ -135,8 +137,8 @@ class Run:
             print(f"{name}: made", flush=True)
             return entry
         bench = ["bench", pair, "--only", "bwd", "--seconds", self.args.seconds, *shape]
-        with self.alone:
-            result, done = self.command(*bench, "--out", folder / "runs", most=self.args.most)
+        with self.alone, self.timing.one() as card:
+            result, done = self.command(*bench, *card, "--out", folder / "runs", most=self.args.most)
         entry |= {"ratios": ratios_of(result), "shapes": shapes_of(result)}
         if done.code != 0:
             entry["reason"] = f"{done.why}: {reason(done.err.strip()[-REASON_MAX:])}"
@@ -157,7 +159,8 @@ class Run:
         forward.write_text(forward_of(str(asked.get("file", name))))
         words: list[object] = ["--file-path", forward, "--backend", "none", "--no-retrieval"]
         words += ["--out", folder / "runs", *shape, *bounded.share(self.args.jobs)]
-        made, done = self.command(*words, most=self.args.most)
+        with self.cards.one() as card:
+            made, done = self.command(*words, *card, most=self.args.most)
         entry: Entry = {"verdict": made.get("verdict", "none"), "run_seconds": round(done.seconds, 1)}
         if made.get("verdict") != "verified":
             why = made.get("failures") or (made.get("error") or {}).get("message") or done.err[-REASON_MAX:]

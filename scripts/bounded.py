@@ -10,8 +10,9 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -45,6 +46,37 @@ def smi(query: str) -> list[str] | None:
         return None
     asked = run(["nvidia-smi", f"--query-{query}", "--format=csv,noheader,nounits"], 20)
     return [line.strip() for line in asked.out.splitlines()] if asked.code == 0 else None
+
+
+class Cards:
+    """The GPUs over which programs of a `device` are spread. Where there are not several a program finds its
+    own."""
+
+    def __init__(self, device: str = "cuda") -> None:
+        asked = os.environ.get("CUDA_VISIBLE_DEVICES")
+        names = asked.split(",") if asked else smi("gpu=index") or []
+        if device == "cpu":
+            names = []
+        self._users = dict.fromkeys(names, 0) if len(names) > 1 else {}
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return max(1, len(self._users))
+
+    @contextlib.contextmanager
+    def one(self) -> Iterator[list[str]]:
+        """Options for a program: the card that fewest have."""
+        if not self._users:
+            yield []
+            return
+        with self._lock:
+            name = min(self._users, key=lambda card: self._users[card])
+            self._users[name] += 1
+        try:
+            yield ["--gpus", name]
+        finally:
+            with self._lock:
+                self._users[name] -= 1
 
 
 def write_json(path: Path, result: object) -> None:

@@ -34,7 +34,7 @@ def run_one(path: Path, args: argparse.Namespace, until: float) -> dict[str, Any
     command = [args.program]
     command += ["check", str(path)] if is_pair else ["--file-path", str(path), "--backend", "none"]
     command += ["--json", "--device", args.device, "--deadline", str(args.deadline), "--out", args.runs]
-    command += bounded.share(args.jobs)
+    command += [*bounded.share(args.jobs), *args.options]
     command += ["--python", args.python] if args.python else []
     command += ["--dtype", args.dtype] if args.dtype else []
     sweep = args.sweeps.get(path.name)
@@ -69,6 +69,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=1e6, help="longest time for one file")
     parser.add_argument("--budget", type=float, default=1e9)
     parser.add_argument("--sweeps", type=lambda name: json.loads(Path(name).read_text()), default={})
+    parser.set_defaults(options=[])
     args = parser.parse_args()
     until = time.monotonic() + args.budget
     results: list[dict[str, Any]] = []

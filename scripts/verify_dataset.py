@@ -10,8 +10,9 @@ A pair is checked in float32, or in each dtype that its docstring names (own; ha
 in float32 where it names none). --only takes the pairs whose path matches; what the file of results has of
 others stays in it. --resume does not check again what was checked before with the same text, program and
 versions of torch and Triton, and has it in the table and the count; with --resume same-text the program may
-be another. Results are written as each check ends, so that an interrupted run goes on with --resume. No check
-begins after --budget. Exits 1 if a check is not verified or had no turn, 2 if there is none.
+be another. Checks are spread over all GPUs. Results are written as each check ends, so that an interrupted
+run goes on with --resume. No check begins after --budget. Exits 1 if a check is not verified or had no turn,
+2 if there is none.
 """
 
 from __future__ import annotations
@@ -95,6 +96,7 @@ class Run:
     def __init__(self, args: argparse.Namespace):
         self.args = args
         self.until = time.monotonic() + args.budget
+        self.cards = bounded.Cards(args.device)
         self.program = program_digest(args.program)
         self.pairs = {self.name(p): p for p in sorted(args.dataset.glob("*/*.py"))}
         self.known: dict[Check, Entry] = {}
@@ -121,8 +123,9 @@ class Run:
     def check(self, one: Check) -> Entry:
         name, dtype = one
         marks = {"file": name, "dtype": dtype, "sha256": digest([self.pairs[name]]), "program": self.program}
-        args = argparse.Namespace(**vars(self.args) | {"dtype": dtype})
-        return marks | small(check_all.run_one(self.pairs[name], args, self.until))
+        with self.cards.one() as options:
+            args = argparse.Namespace(**vars(self.args) | {"dtype": dtype, "options": options})
+            return marks | small(check_all.run_one(self.pairs[name], args, self.until))
 
     def time_left(self) -> float:
         """As long as each took the last time, or the mean of what is known."""

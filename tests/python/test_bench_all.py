@@ -13,6 +13,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 PROGRAM = """#!{python}
 import json, pathlib, sys
+with open({cards!r}, "a") as log:
+    log.write(sys.argv[sys.argv.index("--gpus") + 1] + "\\n" if "--gpus" in sys.argv else "")
 if sys.argv[1] == "bench":
     text = pathlib.Path(sys.argv[2]).read_text()
     ratio = 0.5 if "SLOW" in text else 2.0
@@ -44,7 +46,9 @@ class Place:
         self.folder, self.out, self.log = folder, folder / "r.json", folder / "log"
         self.program = folder / "bin" / "program"
         self.program.parent.mkdir()
-        self.program.write_text(PROGRAM.format(python=sys.executable, log=str(self.log)))
+        self.cards = folder / "cards"
+        text = PROGRAM.format(python=sys.executable, log=str(self.log), cards=str(self.cards))
+        self.program.write_text(text)
         self.program.chmod(0o755)
         self.list = folder / "list.txt"
         self.list.write_text("# a comment\n" + "".join(f"{self.pair(name)}\n" for name in ("a", "b", "c")))
@@ -75,6 +79,13 @@ class Place:
 @pytest.fixture
 def place(tmp_path: Path) -> Place:
     return Place(tmp_path)
+
+
+def test_several_cards__each_run_and_each_bench_has_one(place, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,7")
+    assert place.call()[0] == 0
+    cards = place.cards.read_text().split()
+    assert len(cards) == 6 and set(cards) <= {"3", "7"}
 
 
 def test_geomean__is_over_files_and_counts_those_that_are_slower(place):

@@ -13,13 +13,16 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
+import bounded
 
 PROGRAM = """#!{python}
 import json, pathlib, sys, time
 path = pathlib.Path(sys.argv[2])
 text = path.read_text()
 with open({log!r}, "a") as log:
-    log.write(path.stem + " " + sys.argv[sys.argv.index("--dtype") + 1] + "\\n")
+    card = sys.argv[sys.argv.index("--gpus") + 1] if "--gpus" in sys.argv else ""
+    log.write(f"{{path.stem}} {{sys.argv[sys.argv.index('--dtype') + 1]}} {{card}}\\n")
 if "WAIT" in text:
     time.sleep(1000)
 if "CRASH" in text:
@@ -71,6 +74,25 @@ class Place:
 @pytest.fixture
 def place(tmp_path: Path) -> Place:
     return Place(tmp_path)
+
+
+def test_cards__those_that_fewest_have_come_first(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,7")
+    cards = bounded.Cards()
+    with cards.one() as first, cards.one() as second:
+        assert (first, second, len(cards)) == (["--gpus", "3"], ["--gpus", "7"], 2)
+        with cards.one() as third:
+            assert third == ["--gpus", "3"]
+    with cards.one() as again:
+        assert again == ["--gpus", "3"]
+
+
+@pytest.mark.parametrize(("device", "told"), [("cuda", {"3", "7"}), ("cpu", set())])
+def test_several_cards__each_check_has_one(place, monkeypatch, device, told):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,7")
+    assert place.call("--device", device, "--jobs", "2")[0] == 0
+    asked = [line.split()[2:] for line in place.log.read_text().splitlines()]
+    assert len(asked) == 3 and all(bool(told) == (len(card) == 1 and card[0] in told) for card in asked)
 
 
 def test_all_verified__are_counted_in_the_last_line(place):
