@@ -10,10 +10,11 @@ dataset/ of which the forward alone is given.
 instead (bench/gpu/table.json): each a file with the one shape and dtype to make and time it for, and the
 milliseconds that its backward should take. A file is made into a pair by the whole run,
 tuner and all, with `--backend none`; then `bench` times it at its own SWEEP. Runs go --jobs at a time,
-benches one after the other, each with the GPU to itself; of several GPUs all are used. Results are written as each file ends; --resume
-leaves those alone that have times and whose text and program are the same. No file begins after --budget
-seconds. --pairs keeps the pairs in a folder, where the next call finds those of the same text and program: a
-GPU that is lent for half an hour makes pairs in one loan (--make-only) and times them in another.
+benches one after the other, each with a GPU to itself; of several GPUs all are used. Results are written as
+each file ends; --resume leaves those alone that have times and whose text and program are the same. No file
+begins after --budget seconds. --pairs keeps the pairs in a folder, where the next call finds those of the
+same text and program: a GPU that is lent for half an hour makes pairs in one loan (--make-only) and times
+them in another.
 
 The summary is the geometric mean over files of what the others take over what ours takes, of the backward as
 CUDA graphs (as plain calls where there is no graph), each file's own the geometric mean over its shapes.
