@@ -34,7 +34,7 @@ _PIPE = 1 << 20  # bytes: the candidate does not wait for its reader
 _OTHER = "-"  # the mark after a phase: what follows is the judge's own work
 _PART = re.compile(  # of a node, a line; the group that is last says which
     rb'^ *"(?:id": (?P<id>\d+), "name": "(?P<name>.*)", "ctrl_deps": (?P<parent>\d+)|inputs"(?P<given>.*)'
-    rb'|outputs"(?P<made>.*)|attrs"(?P<attributes>.*)|(?P<end>finish_ts)")',
+    rb'|outputs"(?P<made>.*)|attrs"(?P<attributes>.*)|(?P<end>finish_ts)"|(?P<odd>id)")',
     re.MULTILINE,
 )
 _SCHEMA = re.compile(rb'"op_schema", "type": "string", "value": "([\w:.]+)\(')
@@ -67,21 +67,26 @@ class Record:
     nonce: str
     nodes: dict[int, _Node] = field(default_factory=dict)
     whole: bool = False  # whether its end was reached
+    _odd: bool = False  # whether the observer would not have written it so
     _last: int = 0
     _rest: bytes = b""
     _counts: dict[str, Counter[str]] | None = None
 
     def feed(self, data: bytes) -> None:
-        """More of the observer's text, whose nodes have a line for each part."""
+        """More of the observer's text, whose nodes have a line for each part. Names stand in it as they are,
+        and one with lines of its own could tell of other nodes: each is told of once, and none after the end.
+        """
         text, _, self._rest = (self._rest + data).rpartition(b"\n")
         for part in _PART.finditer(text):
             kind = part.lastgroup
-            if kind == "parent":
-                if len(self.nodes) < _NODES_MAX:
-                    self._last = int(part["id"])
-                    self.nodes[self._last] = _Node(_text(part["name"]), int(part["parent"]))
+            if kind == "parent" and len(self.nodes) < _NODES_MAX:
+                self._last = int(part["id"])
+                self._odd |= self._last in self.nodes or self.whole
+                self.nodes[self._last] = _Node(_text(part["name"]), int(part["parent"]))
+            elif kind in ("parent", "odd"):
+                self._odd = True  # too many nodes, or a name that is not on its line
             elif kind == "end":
-                self.whole = len(self.nodes) < _NODES_MAX
+                self.whole = True
             elif (node := self.nodes.get(self._last)) is None:
                 continue
             elif kind == "attributes":
@@ -95,7 +100,7 @@ class Record:
         if self._counts is None:
             self._counts = self._count()
         counts = self._counts.get(phase)
-        if not self.whole or counts is None:
+        if self._odd or not self.whole or counts is None:
             return None
         found: Counter[str] = Counter()
         for name, count in counts.items():

@@ -53,6 +53,28 @@ def test_record__integers__do_not_count_but_a_float_that_is_read_does():
     assert "aten::mul" not in found.operations("0 backward", ENGINE)
 
 
+HEAD = '"id": {}, "name": "nothing", "ctrl_deps": 1,\n"attrs": []\n'
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        'x", "ctrl_deps": 1,\n'
+        + "".join(map(HEAD.format, range(60, 90)))
+        + '"',  # well-formed, of other nodes
+        "x\n" + HEAD.format(10**9),
+        'x", "ctrl_deps": 1,\n"finish_ts": 1\n"inputs": "',
+    ],
+)
+def test_record__in_which_a_name_has_lines_of_its_own__knows_nothing(name):
+    def work():
+        torch.ones(3, 3).mm(torch.ones(3, 3))
+        with torch.profiler.record_function(name):
+            pass
+
+    assert phases(work).operations("0 backward", ENGINE) is None
+
+
 def test_record__that_does_not_reach_its_end__knows_nothing():
     record = witness.Record("nonce")
     record.feed(b'"id": 1, "name": "nonce 0 forward", "ctrl_deps": 1,\n')
