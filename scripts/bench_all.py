@@ -29,7 +29,6 @@ import math
 import re
 import shutil
 import sys
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
@@ -92,8 +91,7 @@ class Run:
         if args.out.exists():
             self.known = {row["file"]: row for row in json.loads(args.out.read_text())["results"]}
         self.cards = bounded.Cards()
-        self.timing = bounded.Cards()  # one each, for whoever times
-        self.alone = threading.BoundedSemaphore(len(self.timing))
+        self.alone = bounded.Cards(most=1)  # whoever times
 
     def path_of(self, name: str) -> Path:
         return ROOT / str(self.table.get(name, {}).get("file", name))
@@ -138,7 +136,7 @@ class Run:
             print(f"{name}: made", flush=True)
             return entry
         bench = ["bench", pair, "--only", "bwd", "--seconds", self.args.seconds, *shape]
-        with self.alone, self.timing.one() as card:
+        with self.alone.one() as card:
             result, done = self.command(*bench, *card, "--out", folder / "runs", most=self.args.most)
         entry |= {"ratios": ratios_of(result), "shapes": shapes_of(result)}
         if done.code != 0:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import platform
 import shutil
@@ -49,34 +50,33 @@ def smi(query: str) -> list[str] | None:
 
 
 class Cards:
-    """The GPUs over which programs of a `device` are spread. Where there are not several a program finds its
-    own."""
+    """The GPUs over which programs of a `device` are spread, at most `most` on each at a time. Where there are
+    not several the one place is for whatever GPU a program finds."""
 
-    def __init__(self, device: str = "cuda") -> None:
-        asked = os.environ.get("CUDA_VISIBLE_DEVICES")
-        names = asked.split(",") if asked else smi("gpu=index") or []
-        if device == "cpu":
-            names = []
-        self._users = dict.fromkeys(names, 0) if len(names) > 1 else {}
-        self._lock = threading.Lock()
-
-    def __len__(self) -> int:
-        return max(1, len(self._users))
+    def __init__(self, device: str = "cuda", most: float = math.inf) -> None:
+        names = _cards() if device == "cuda" else []
+        self._users = {tuple(["--gpus", name]): 0 for name in names} if len(names) > 1 else {(): 0}
+        self._most, self._changed = most, threading.Condition()
 
     @contextlib.contextmanager
     def one(self) -> Iterator[list[str]]:
-        """Options for a program: the card that fewest have."""
-        if not self._users:
-            yield []
-            return
-        with self._lock:
-            name = min(self._users, key=lambda card: self._users[card])
-            self._users[name] += 1
+        """Options for a program: the card that fewest have, as soon as there is a place."""
+        users = self._users
+        with self._changed:
+            self._changed.wait_for(lambda: min(users.values()) < self._most)
+            card = min(users, key=lambda card: users[card])
+            users[card] += 1
         try:
-            yield ["--gpus", name]
+            yield list(card)
         finally:
-            with self._lock:
-                self._users[name] -= 1
+            with self._changed:
+                users[card] -= 1
+                self._changed.notify()
+
+
+def _cards() -> list[str]:
+    asked = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return (smi("gpu=index") or []) if asked is None else asked.replace(" ", "").split(",")
 
 
 def write_json(path: Path, result: object) -> None:

@@ -34,12 +34,13 @@ def run_one(path: Path, args: argparse.Namespace, until: float) -> dict[str, Any
     command = [args.program]
     command += ["check", str(path)] if is_pair else ["--file-path", str(path), "--backend", "none"]
     command += ["--json", "--device", args.device, "--deadline", str(args.deadline), "--out", args.runs]
-    command += [*bounded.share(args.jobs), *args.options]
+    command += bounded.share(args.jobs)
     command += ["--python", args.python] if args.python else []
     command += ["--dtype", args.dtype] if args.dtype else []
     sweep = args.sweeps.get(path.name)
     command += ["--sweep", json.dumps(sweep)] if sweep else []
-    done = bounded.run(command, args.seconds)
+    with args.cards.one() as card:
+        done = bounded.run([*command, *card], args.seconds)
     try:
         result: dict[str, Any] = json.loads(done.out)
     except json.JSONDecodeError:
@@ -69,8 +70,8 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=1e6, help="longest time for one file")
     parser.add_argument("--budget", type=float, default=1e9)
     parser.add_argument("--sweeps", type=lambda name: json.loads(Path(name).read_text()), default={})
-    parser.set_defaults(options=[])
     args = parser.parse_args()
+    args.cards = bounded.Cards(args.device)
     until = time.monotonic() + args.budget
     results: list[dict[str, Any]] = []
     with ThreadPoolExecutor(args.jobs) as pool:

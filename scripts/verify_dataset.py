@@ -96,7 +96,6 @@ class Run:
     def __init__(self, args: argparse.Namespace):
         self.args = args
         self.until = time.monotonic() + args.budget
-        self.cards = bounded.Cards(args.device)
         self.program = program_digest(args.program)
         self.pairs = {self.name(p): p for p in sorted(args.dataset.glob("*/*.py"))}
         self.known: dict[Check, Entry] = {}
@@ -123,9 +122,8 @@ class Run:
     def check(self, one: Check) -> Entry:
         name, dtype = one
         marks = {"file": name, "dtype": dtype, "sha256": digest([self.pairs[name]]), "program": self.program}
-        with self.cards.one() as options:
-            args = argparse.Namespace(**vars(self.args) | {"dtype": dtype, "options": options})
-            return marks | small(check_all.run_one(self.pairs[name], args, self.until))
+        args = argparse.Namespace(**vars(self.args) | {"dtype": dtype})
+        return marks | small(check_all.run_one(self.pairs[name], args, self.until))
 
     def time_left(self) -> float:
         """As long as each took the last time, or the mean of what is known."""
@@ -201,6 +199,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--python", default=sys.executable)
     parser.set_defaults(deadline=300, sweeps={})
     args = parser.parse_args()
+    args.cards = bounded.Cards(args.device)
     args.gpus = (bounded.smi(NAMES) or []) if args.device == "cuda" else []
     args.dataset = args.dataset.resolve()
     return args

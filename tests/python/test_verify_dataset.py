@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -80,11 +82,34 @@ def test_cards__those_that_fewest_have_come_first(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,7")
     cards = bounded.Cards()
     with cards.one() as first, cards.one() as second:
-        assert (first, second, len(cards)) == (["--gpus", "3"], ["--gpus", "7"], 2)
+        assert (first, second) == (["--gpus", "3"], ["--gpus", "7"])
         with cards.one() as third:
             assert third == ["--gpus", "3"]
     with cards.one() as again:
         assert again == ["--gpus", "3"]
+
+
+@pytest.mark.parametrize(
+    ("visible", "had"),
+    [("3, 7", {("--gpus", "3"), ("--gpus", "7")}), ("7", {()}), ("", {()})],
+    ids=["several", "one", "none"],
+)
+def test_cards__alone__are_waited_for(monkeypatch, visible, had):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    cards = bounded.Cards(most=1)
+    with contextlib.ExitStack() as stack:
+        assert {tuple(stack.enter_context(cards.one())) for _ in had} == had
+        got = threading.Event()
+
+        def next_one() -> None:
+            with cards.one():
+                got.set()
+
+        waiting = threading.Thread(target=next_one)
+        waiting.start()
+        assert not got.wait(0.2)
+    assert got.wait(60)
+    waiting.join()
 
 
 @pytest.mark.parametrize(("device", "told"), [("cuda", {"3", "7"}), ("cpu", set())])
