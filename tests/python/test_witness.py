@@ -54,14 +54,13 @@ def test_record__integers__do_not_count_but_a_float_that_is_read_does():
 
 
 HEAD = '"id": {}, "name": "nothing", "ctrl_deps": 1,\n"attrs": []\n'
+OTHERS = "".join(map(HEAD.format, range(60, 90)))
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        'x", "ctrl_deps": 1,\n'
-        + "".join(map(HEAD.format, range(60, 90)))
-        + '"',  # well-formed, of other nodes
+        f'x", "ctrl_deps": 1,\n{OTHERS}"',
         "x\n" + HEAD.format(10**9),
         'x", "ctrl_deps": 1,\n"finish_ts": 1\n"inputs": "',
     ],

@@ -44,6 +44,8 @@ FINE = 1e-3
 # share of itself while steps shrink by half or more is a kink in the very middle, as where values are equal
 # of which the largest is taken: there no slope is the gradient's.
 STAYS = 0.75
+# Of what lies between the slopes at small steps, larger ones have less than this share where a value inside is
+# rounded.
 LOWER = 0.5
 _SEED = 0x5EED
 
@@ -200,11 +202,12 @@ def _directional(
         return tried
 
     fine = family(STEPS, 2 if best < FINE else 3)
-    found = _trusted(fine, is_kink(fine))
+    kink = is_kink(fine)
+    found = _trusted(fine, kink)
     if best >= FINE or found.spread <= AGREE * abs(found.numeric):
         return found
     coarse = family(COARSE, len(COARSE))
-    larger = _trusted(coarse, is_kink(coarse) or (is_kink(fine) and not is_rounded(fine, coarse)))
+    larger = _trusted(coarse, is_kink(coarse) or (kink and not is_rounded(fine, coarse)))
     return larger if larger.spread < found.spread else found
 
 
