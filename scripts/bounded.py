@@ -50,12 +50,12 @@ def smi(query: str) -> list[str] | None:
 
 
 class Cards:
-    """The GPUs over which programs of a `device` are spread, at most `most` on each at a time. Where there are
-    not several the one place is for whatever GPU a program finds."""
+    """The GPUs over which programs of a `device` are spread, at most `most` on each at a time. Where there
+    are not several the one place is for whatever GPU a program finds."""
 
     def __init__(self, device: str = "cuda", most: float = math.inf) -> None:
         names = _cards() if device == "cuda" else []
-        self._users = {tuple(["--gpus", name]): 0 for name in names} if len(names) > 1 else {(): 0}
+        self._users = {("--gpus", name): 0 for name in names} if len(names) > 1 else {(): 0}
         self._most, self._changed = most, threading.Condition()
 
     @contextlib.contextmanager

@@ -5,7 +5,8 @@
     [--jobs 4]
                          [--seconds SECONDS] [--budget SECONDS] [--sweeps FILE] FILE...
 
---sweeps names a JSON object: file name -> list of dims to check instead of the file's own SWEEP.
+--sweeps names a JSON object: file name -> list of dims to check instead of the file's own SWEEP. Files are
+spread over all GPUs.
 
 Prints a line a file as it ends and a summary; exits 1 if any file is not verified. Files that did not get
 their turn within the budget are listed as such; a file that takes longer than --seconds is ended, and its

@@ -44,8 +44,8 @@ FINE = 1e-3
 # share of itself while steps shrink by half or more is a kink in the very middle, as where values are equal
 # of which the largest is taken: there no slope is the gradient's.
 STAYS = 0.75
-# Of what lies between the slopes at small steps, larger ones have less than this share where a value inside is
-# rounded.
+# Of what lies between the slopes at small steps, larger ones have less than this share where a value inside
+# is rounded.
 LOWER = 0.5
 _SEED = 0x5EED
 
