@@ -122,6 +122,7 @@ class Run:
     def check(self, one: Check) -> Entry:
         name, dtype = one
         marks = {"file": name, "dtype": dtype, "sha256": digest([self.pairs[name]]), "program": self.program}
+        marks |= {"gpu": self.args.gpus[0].split(",")[0]} if self.args.gpus else {}
         args = argparse.Namespace(**vars(self.args) | {"dtype": dtype})
         return marks | small(check_all.run_one(self.pairs[name], args, self.until))
 
