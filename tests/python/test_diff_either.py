@@ -109,6 +109,14 @@ def test_output_that_holds_something_in_another_size__is_traced_with_it(write: C
     assert_right(file, draft(file, sizes[0], case=case), [(dims, "normal") for dims in sizes])
 
 
+def test_size_without_elements__has_no_memory_that_others_share(write: Callable[[str], Path]) -> None:
+    """A hidden shape may have none; its launch is another where a block is as wide as a row."""
+    file = write(HELD)
+    sizes = [{"M": 3, "N": 8, "more": 0}, {"M": 0, "N": 40, "more": 0}, {"M": 3, "N": 8, "more": 3}]
+    case = {"dims": sizes[0], "seed": 1, "others": sizes[1:]}
+    assert_right(file, draft(file, sizes[0], case=case), [(sizes[0], "normal"), (sizes[2], "normal")])
+
+
 def test_constant_argument_of_a_helper__has_no_gradient(write: Callable[[str], Path]) -> None:
     """Also where the helper assigns it anew; but not where the module hands the helper on."""
     table = "    table = table.contiguous()\n    y = torch.empty_like(x)\n"

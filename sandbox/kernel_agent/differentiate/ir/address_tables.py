@@ -54,11 +54,11 @@ def root(base: Node) -> Node:
 
 
 def storages(args: dict[str, Arg], base: Node) -> frozenset[int]:
-    """The memory that a pointer may point into."""
+    """The memory that a pointer may point into; a tensor without elements has none."""
     arg = args[base.attrs["name"]]
     if base.op == "entry" and arg.behind is not None:
         return arg.behind.value
-    return frozenset([arg.storage])
+    return frozenset([arg.storage] if arg.storage else [])
 
 
 # the host's side

@@ -26,7 +26,7 @@ class Aliases(Values):
                 name, behind = base.attrs["name"], address_tables.storages(self.args, base)
                 if base.attrs["none"] or other.attrs["none"]:
                     continue
-                if not behind & address_tables.storages(self.args, other):
+                if base is not other and not behind & address_tables.storages(self.args, other):
                     continue
                 if store.region.excludes(read[3], is_static):
                     continue
