@@ -49,6 +49,16 @@ def larger(a, b):
     return tl.maximum(a, b)
 
 
+@triton.jit
+def pairs(a1, b1, a2, b2):
+    return tl.maximum(a1, a2), b1 + b2
+
+
+@triton.jit
+def rounded(a, b):
+    return (a + b).to(tl.float16)
+
+
 @tl.constexpr
 def kind_of(kind, value):
     return kind
@@ -106,7 +116,11 @@ KERNELS: dict[str, tuple[str, str, str]] = {
     "element": ("    x = x + x[0]  # here", "indexing", "`:` and None"),
     "unknown_function": ("    print(x)  # here", "print", "no adjoint"),
     "strange_dtype": ("    x = x.to(3)  # here", "dtype", "not a type"),
-    "scan_of_maximum": ("    x = tl.associative_scan(x, 0, larger)  # here", "associative_scan", "neither a sum"),
+    "scan_of_pairs": ("    y, x = tl.associative_scan((x, x), 0, pairs)  # here", "associative_scan", "no first-order recurrence"),
+    "scan_of_elsewhere": ("    x = tl.associative_scan(x, 0, tl.standard._elementwise_max)  # here", "associative_scan", "function of another file"),
+    "scan_of_builtin": ("    x = tl.associative_scan(x, 0, tl.maximum)  # here", "associative_scan", "source of its combine function"),
+    "scan_of_other_type": ("    x = tl.associative_scan(x, 0, rounded)  # here", "associative_scan", "type of its operands"),
+    "reduce_of_pairs": ("    y, z = tl.reduce((x, x), 0, pairs)  # here", "reduce", "reductions of one value"),
     "scan_of_three": ("    x, y, z = tl.associative_scan((x, x, x), 0, larger)  # here", "associative_scan", "one or two values"),
     "pointer_method": ("    x = x_ptr.sum()  # here", ".sum", "method of a pointer"),
     "sort": ("    x = tl.sort(x)  # here", "tl.sort", "sorting networks"),

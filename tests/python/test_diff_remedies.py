@@ -89,10 +89,11 @@ EDITS: dict[str, list[tuple[str, str]]] = {
     "returned_sometimes": [
         ("        return (x, x)\n", "        return x * x\n    else:\n        return x\n"),
     ],
-    "scan_of_maximum": [
-        ("def larger(a, b):\n    return tl.maximum(a, b)", "def larger(a1, b1, a2, b2):\n    return a1 * a2, a2 * b1 + b2"),
-        ("x = tl.associative_scan(x, 0, larger)", "a, x = tl.associative_scan((x, x), 0, larger)"),
-    ],
+    "scan_of_pairs": [("return tl.maximum(a1, a2), b1 + b2", "return a1 * a2, a2 * b1 + b2")],
+    "scan_of_elsewhere": [("tl.standard._elementwise_max", "larger")],
+    "scan_of_builtin": [("tl.maximum)", "larger)")],
+    "scan_of_other_type": [(".to(tl.float16)", ".to(tl.float16).to(tl.float32)")],
+    "reduce_of_pairs": [("y, z = tl.reduce((x, x), 0, pairs)", "y, z = tl.max(x, 0, return_indices=True)\n    x = x * y")],
     "atomic_result": [
         ("    x = x * tl.atomic_add(out_ptr + cols, x)  # here" + STORE, "    tl.atomic_add(out_ptr + cols, x, mask=mask)"),
         ("\n@autodiff", SECOND),

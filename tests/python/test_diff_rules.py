@@ -25,6 +25,37 @@ def affine(a1, b1, a2, b2):
 
 
 @triton.jit
+def plus(a, b):
+    return a + b
+
+
+@triton.jit
+def times(a, b):
+    return a * b
+
+
+@triton.jit
+def larger(a, b):
+    return tl.where(a > b, a, b)
+
+
+@triton.jit
+def smaller(a, b):
+    return tl.minimum(a, b)
+
+
+@triton.jit
+def log_sum(a, b):
+    top = tl.maximum(a, b)
+    return top + tl.log(tl.exp(a - top) + tl.exp(b - top))
+
+
+@triton.jit
+def speeds(a, b):
+    return (a + b) / (1 + a * b)
+
+
+@triton.jit
 def rule_kernel(x_ptr, y_ptr, z_ptr, out_ptr, m, n, M: tl.constexpr, N: tl.constexpr):
     rows = tl.arange(0, M)
     cols = tl.program_id(0) * N + tl.arange(0, N)
@@ -117,6 +148,19 @@ BODIES: dict[str, tuple[str, float, float]] = {
     "interleave": ("    w = tl.interleave(x, x * y[None, :])\n    out = tl.sum(tl.reshape(w, [M, N, 2]), axis=2) * z[:, None]", -2, 2),
     "affine_scan": ("    _, h = tl.associative_scan((x * 0 + z[:, None], x * y[None, :]), 1, affine)\n    out = h", -1, 1),
     "affine_scan_reverse": ("    _, h = tl.associative_scan((x, x * y[None, :]), 1, affine, reverse=True)\n    out = h + z[:, None]", -1, 1),
+    "scan_of_maximum": ("    out = tl.associative_scan(x * y[None, :], 1, larger) + z[:, None]", -2, 2),
+    "scan_of_maximum_reverse": ("    out = tl.associative_scan(x, 0, larger, reverse=True) * y[None, :] + z[:, None]", -2, 2),
+    "scan_of_log_sum": ("    out = tl.associative_scan(x * z[:, None], 1, log_sum) * y[None, :]", -2, 2),
+    "scan_of_log_sum_reverse": ("    out = tl.associative_scan(x * z[:, None], 0, log_sum, reverse=True) * y[None, :]", -2, 2),
+    "scan_of_speeds": ("    out = tl.associative_scan(x * y[None, :], 1, speeds) + z[:, None]", 0.1, 0.6),
+    "scan_of_product": ("    out = tl.associative_scan(x * y[None, :], 1, times) + z[:, None]", 0.5, 1.5),
+    "reduce_sum": ("    out = x * tl.reduce(x * y[None, :], 1, plus)[:, None] + z[:, None]", -2, 2),
+    "reduce_sum_all": ("    out = x * tl.reduce(x * z[:, None], None, plus) + y[None, :]", -2, 2),
+    "reduce_maximum": ("    out = x * tl.reduce(x * y[None, :], 1, larger, keep_dims=True) + z[:, None]", -2, 2),
+    "reduce_minimum": ("    out = x + tl.reduce(x * z[:, None], 0, smaller)[None, :] * y[None, :]", -2, 2),
+    "reduce_product": ("    out = x * tl.reduce(x * y[None, :], 0, times)[None, :] + z[:, None]", 0.7, 1.3),
+    "reduce_log_sum": ("    out = x * tl.reduce(x * y[None, :], 1, log_sum)[:, None] + z[:, None]", -2, 2),
+    "reduce_of_triton": ("    out = x * tl.reduce(x * y[None, :], 1, tl.standard._sum_combine)[:, None] + z[:, None]", -2, 2),
     "gather": ("    place = (rows[:, None] * 5 + cols[None, :] * 3) % N\n    out = tl.gather(x * y[None, :], place, 1) * z[:, None]", -2, 2),
     "gather_rows": ("    place = (rows[:, None] + cols[None, :]) % M // 2\n    out = tl.gather(x * y[None, :], place, 0) + z[:, None]", -2, 2),
     "loop_sum": ("    out = x * 0.0\n    for i in range(3):\n        out += x * y[None, :] * i\n    out += z[:, None]", -2, 2),

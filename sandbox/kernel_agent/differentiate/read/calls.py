@@ -34,10 +34,10 @@ class Calls(Expressions):
         if isinstance(function, ConstexprFunction) and any(isinstance(a, DType) for a in args):
             return language.at_compile_time(function.fn, ast.unparse(node.func), args, keywords)
         helper = self.functions.get(getattr(function, "__name__", "")) if is_helper(function) else None
-        if helper is not None and self._is_ours(function):
+        if helper is not None and self.is_ours(function):
             return self.inline(helper, args, keywords)
         self.g.line = node.lineno
-        imported = self._source_of(function, node.lineno)
+        imported = self.source_of(function, node.lineno) if is_helper(function) else None
         if imported is not None:
             return self.inline_imported(function, imported, args, keywords)
         return language.call(self, function, self._text_of(function, node.func), args, keywords)  # type: ignore[arg-type]
@@ -63,15 +63,15 @@ class Calls(Expressions):
         owner = vars(self.module).get(root.id) if isinstance(root, ast.Name) else None
         return isinstance(owner, ModuleType) and not owner.__name__.startswith("triton")
 
-    def _is_ours(self, function: Any) -> bool:
+    def is_ours(self, function: Any) -> bool:
         """Whether a helper is one of the kernel's own file, and no namesake of one."""
         home = function.fn.__globals__.get("__name__")
         return isinstance(self.module, ModuleType) and home == vars(self.module).get("__name__")
 
-    def _source_of(self, function: Any, line: int) -> ast.FunctionDef | None:
+    def source_of(self, function: Any, line: int) -> ast.FunctionDef | None:
         """A helper from another module, as if it stood on the line of its call; None for what is none, has a
         rule of its own, or no source that can be read."""
-        if not is_helper(function) or getattr(function, "__name__", "") in language.USER_RULES:
+        if not hasattr(function, "fn") or getattr(function, "__name__", "") in language.USER_RULES:
             return None
         try:
             helper = ast.parse(textwrap.dedent(inspect.getsource(function.fn))).body[0]

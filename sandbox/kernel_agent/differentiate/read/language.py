@@ -21,6 +21,7 @@ from ..ir.nodes import INTS, Node, Store, is_float, real
 from ..ir.refusal import Refusal
 from ..ir.values import BlockPtr, DType, PointerTo, Poison, Ptr, PtrType, is_static
 from . import functions
+from .combining import associative_scan, reduce
 
 if TYPE_CHECKING:
     from .normalise import Builder
@@ -554,39 +555,6 @@ def _scan(fn: str) -> Callable:
     return make
 
 
-def associative_scan(b: Builder, input: Any, axis: Any, combine_fn: Any, reverse: Any = False) -> Any:
-    """Sums, and first-order recurrences (a, x) -> a h + x; found by what the combine function computes."""
-    items = [b.node(v) for v in (input if isinstance(input, tuple) else (input,))]
-    helper = b.functions.get(getattr(combine_fn, "__name__", ""))
-    if helper is None or len(items) > 2:
-        message = "only scans of one or two values with a function of this file are supported"
-        raise Refusal("associative_scan", message)
-    g = b.g
-    left, right = (
-        [g.fresh("phi", {"name": s}, n.dtype, (), g.top) for n in items] for s in ("left", "right")
-    )
-    found = b.inline(helper, [*left, *right], {})
-    found = found if isinstance(found, tuple) else (found,)
-    rank = len(items[0].shape)
-    attrs = {"axis": int(b.number(axis)) % rank, "reverse": bool(b.number(reverse))}
-    if len(items) == 1 and found[0] in (g.add(left[0], right[0]), g.add(right[0], left[0])):
-        out = g.make("scan", items, {"fn": "sum", **attrs}, items[0].dtype, items[0].shape)
-        return (out,) if isinstance(input, tuple) else out
-    if len(items) == 2:
-        products = (g.mul(left[0], right[0]), g.mul(right[0], left[0]))
-        scaled = (g.mul(left[1], right[0]), g.mul(right[0], left[1]))
-        sums = [pair for s in scaled for pair in (g.add(s, right[1]), g.add(right[1], s))]
-        if found[0] in products and found[1] in sums:
-            a, x = items
-            h = g.make("affine", (a, x), {"text": helper.name, **attrs}, promote((a, x)), x.shape)
-            return (g.make("scan", (a,), {"fn": "prod", **attrs}, a.dtype, a.shape), h)
-    raise Refusal(
-        "associative_scan",
-        f"`{helper.name}` is neither a sum nor a first-order recurrence",
-        "Write it as (a1 * a2, a2 * b1 + b2).",
-    )
-
-
 # random numbers
 
 
@@ -645,7 +613,7 @@ def _plain(value: Any) -> Any:
 OWN = (
     program_id, num_programs, load, store, atomic_add, make_block_ptr, advance, arange, full, zeros,
     zeros_like, cast, pointer_type, expand_dims, broadcast_to, broadcast, permute, trans, reshape, ravel,
-    flip, join, split, interleave, cdiv, where, clamp, fma, dot, softmax, associative_scan, swizzle2d, gather,
+    flip, join, split, interleave, cdiv, where, clamp, fma, dot, softmax, associative_scan, reduce, swizzle2d, gather,
 )  # fmt: skip
 TABLE: dict[str, Callable] = {
     **{function.__name__: function for function in OWN},

@@ -16,9 +16,10 @@ import math
 from collections.abc import Callable, Iterator
 
 from ..ir.graph import Graph
-from ..ir.kinds import ARITHMETIC, MOVING
-from ..ir.nodes import Node, adjoint_dtype, beneath, nodes_in
+from ..ir.kinds import ARITHMETIC, DETACHED, MOVING
+from ..ir.nodes import Node, adjoint_dtype, beneath, nodes_in, reachable
 from ..ir.refusal import Refusal
+from ..ir.rewriter import Rewriter
 from ..ir.simplify import is_zero
 from ..read import language
 from . import derivatives
@@ -293,6 +294,38 @@ def _(g: Graph, n: Node, d: Node) -> Contributions:
     e = g.make("affine", (shifted(g, x, axis, -1 if forward else 1), d), attrs, d.dtype, d.shape)
     e.upstream = True
     yield x, g.mul(e, shifted(g, n, axis, 1 if forward else -1, edge=1))
+
+
+@rule_of("combine")
+def _(g: Graph, n: Node, d: Node) -> Contributions:
+    """y[i] = f(y[i-1], x[i]) for an associative f: e[i] = d[i] + f_1(y[i], x[i+1]) e[i+1], a recurrence the
+    other way, and x[i] gets f_2(y[i-1], x[i]) e[i]; the first, which is as it was, gets e."""
+    (x,), axis, forward = n.args, n.attrs["axis"], not n.attrs["reverse"]
+    before, after = (1, -1) if forward else (-1, 1)
+    first, second = _partials(g, n, shifted(g, n, axis, before), x)
+    attrs = {"axis": axis, "reverse": forward, "text": LINEAR_STEP}
+    e = g.make("affine", (shifted(g, first, axis, after), d), attrs, d.dtype, d.shape)
+    e.upstream = True
+    lane = g.lane(x.shape[axis], axis, len(x.shape))
+    start = g.compare("==", lane, g.const(0) if forward else g.sub(x.shape[axis], g.const(1)))
+    yield x, g.where(start, e, g.mul(second, e))
+
+
+def _partials(g: Graph, n: Node, *operands: Node) -> list[Node]:
+    """The derivatives of a combine function by its two operands, at these."""
+    *places, made = g.combined[n.attrs["made"]]
+    rewriter = Rewriter(g, dict(zip(places, operands, strict=True)).get)
+    out = rewriter.node(made)
+    adjoints: dict[Node, Node] = {out: g.number(1)}
+    between = reachable([out], lambda node: node.args if node not in operands else ())
+    for node in sorted(between, key=lambda node: -node.id):
+        if node in operands or node not in adjoints or node.op in DETACHED or not node.is_float:
+            continue
+        for arg, contribution in adjoint(g, node, adjoints.pop(node)):
+            known = adjoints.get(arg)
+            adjoints[arg] = contribution if known is None else g.add(known, contribution)
+    zero = g.number(0)
+    return [g.broadcast(adjoints.get(operand, zero), n.shape) for operand in operands]
 
 
 @rule_of("gather")

@@ -47,6 +47,7 @@ CALLS = {
     "reduce": "{tl}.{at[fn]}({every}, axis={at[axis]})",
     "argreduce": "{tl}.arg{at[fn]}({every}, axis={at[axis]})",
     "scan": "{tl}.cum{at[fn]}({every}, axis={at[axis]}{back})",
+    "combine": "{tl}.associative_scan({every}, {at[axis]}, {at[text]}{back})",
     "gather": "{tl}.gather({every}, {at[axis]})",
     "affine": "{tl}.associative_scan(({every}), {at[axis]}, {at[text]}{back})[1]",
     "flip": "{tl}.flip({every}, {at[axis]})",
