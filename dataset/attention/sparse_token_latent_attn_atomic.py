@@ -6,8 +6,8 @@ Backward   dS_hj = P_hj (<do_th, c_j> - delta_h),  delta_h = <do_th, o_th>,   dq
            dc_j = sum over the queries that chose j, and all heads, of  s dS_hj q_th + P_hj do_th
 
 Forward schedule: a program owns a query; its heads are the rows of a tile, so that gathered latents serve all
-of them by dots, although every query gathers its own. An online softmax walks the list. lse is saved, and o in
-float32: where one token has nearly all of P, dS is a difference of nearly equal numbers, and a delta of
+of them by dots, although every query gathers its own. An online softmax walks the list. lse is saved, and o
+in float32: where one token has nearly all of P, dS is a difference of nearly equal numbers, and a delta of
 rounded o would be all of it.
 Backward schedule: the same owner, the same gathers. dq is its own. A row of dc is a sum over all queries that
 chose the token: the lists are chosen anew each step and hold thousands of entries, so that to invert them

@@ -11,7 +11,8 @@ Backward   D = -K f sin(f phi - delta) = dE/dphi. An end atom that turns about t
 
 Forward schedule: a lane owns a torsion and gathers its atoms. No angle is computed: the cosine and sine of
 f phi are the f-th power of the complex number (X + iY) / |X + iY|, five products at most. Where three atoms
-are nearly in a line a normal is a difference of nearly equal products, so these are taken with their rounding.
+are nearly in a line a normal is a difference of nearly equal products, so these are taken with their
+rounding.
 Backward schedule: the lane keeps its torsion, and makes the four forces from what the forward had, without a
 division by sin phi, where a derivative through arccos has one. An atom is in up to some ten torsions and
 lists are as they are in the topology, so the forces are added by atomics: 12 a torsion, on addresses that few
