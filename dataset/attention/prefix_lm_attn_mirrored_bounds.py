@@ -7,7 +7,8 @@ Backward   dS = P * (dO V^T - delta),  delta_i = <dO_i, O_i>,  dV = P^T dO,  dQ 
 
 Forward schedule: a query tile's owner walks the keys up to its diagonal or the end of the prefix, whichever
 is later. Only tiles that the diagonal crosses outside of the prefix have something to mask, but the mask is
-two comparisons and is always made. lse is saved, in units of log2.
+two comparisons and is always made. lse is saved, in units of log2, and O in float32: where one key has nearly
+all of P, dS is a difference of nearly equal numbers, and a delta of rounded O would be all of it.
 Backward schedule: mirrored. Seen from key j: a key of the prefix is seen by all queries, another by those
 from j on. So the owner of a key tile starts at the first query if the tile begins inside the prefix, else at
 its diagonal; a query's owner ends late, a key's owner begins early, for the same reason. Owners of the
@@ -54,7 +55,7 @@ def store_tile(ptr, value, rows, cols, R, C):
 
 @triton.jit
 def prefix_lm_kernel(
-    q_ptr, k_ptr, v_ptr, prefix_ptr, o_ptr, lse_ptr, H, N, D, scale_log2,
+    q_ptr, k_ptr, v_ptr, prefix_ptr, o_ptr, exact_ptr, lse_ptr, H, N, D, scale_log2,
     PRECISION: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(1).to(tl.int64) * N
@@ -78,7 +79,9 @@ def prefix_lm_kernel(
         total = total * rescale + tl.sum(p, axis=1)
         acc = tl.dot(p.to(v.dtype), v, acc * rescale[:, None], input_precision=PRECISION)
         m = m_new
-    store_tile(o_ptr + head * D, acc / total[:, None], rows, d, N, D)
+    o = acc / total[:, None]
+    store_tile(o_ptr + head * D, o, rows, d, N, D)
+    store_tile(exact_ptr + head * D, o, rows, d, N, D)
     tl.store(lse_ptr + head + rows, m + tl.log2(total), mask=rows < N)
 
 
@@ -88,11 +91,11 @@ def prefix_lm_forward(q, k, v, prefix):
         raise ValueError("q, k and v must have one shape, and prefix a length a batch entry")
     if D > 128:
         raise ValueError(f"head dimension {D} does not fit one tile")
-    o, tiles = torch.empty_like(q), tiling(q)
+    o, exact, tiles = torch.empty_like(q), torch.empty_like(q, dtype=torch.float32), tiling(q)
     lse = torch.empty((B, H, N), device=q.device, dtype=torch.float32)
     grid = (triton.cdiv(N, tiles["BLOCK"]), B * H)
-    prefix_lm_kernel[grid](q, k, v, prefix, o, lse, H, N, D, D**-0.5 * LOG2E, **tiles)
-    return o, lse
+    prefix_lm_kernel[grid](q, k, v, prefix, o, exact, lse, H, N, D, D**-0.5 * LOG2E, **tiles)
+    return o, exact, lse
 
 
 @autodiff(inputs_require_grad=(0, 1, 2))
@@ -125,7 +128,7 @@ def make_args(dims, device="cuda", dtype=torch.float32):
 def delta_kernel(o_ptr, do_ptr, delta_ptr, R, D, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr):
     rows = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     d = tl.arange(0, BLOCK_D)
-    o = load_tile(o_ptr, rows, d, R, D).to(tl.float32)
+    o = load_tile(o_ptr, rows, d, R, D)
     do = load_tile(do_ptr, rows, d, R, D).to(tl.float32)
     tl.store(delta_ptr + rows, tl.sum(o * do, axis=1), mask=rows < R)
 
@@ -193,8 +196,8 @@ class PrefixLMAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, prefix):
         q, k, v, prefix = q.contiguous(), k.contiguous(), v.contiguous(), prefix.contiguous()
-        o, lse = prefix_lm_forward(q, k, v, prefix)
-        ctx.save_for_backward(q, k, v, prefix, o, lse)
+        o, exact, lse = prefix_lm_forward(q, k, v, prefix)
+        ctx.save_for_backward(q, k, v, prefix, exact, lse)
         return o
 
     @staticmethod

@@ -6,7 +6,9 @@ Backward   dS_hj = P_hj (<do_th, c_j> - delta_h),  delta_h = <do_th, o_th>,   dq
            dc_j = sum over the queries that chose j, and all heads, of  s dS_hj q_th + P_hj do_th
 
 Forward schedule: a program owns a query; its heads are the rows of a tile, so that gathered latents serve all
-of them by dots, although every query gathers its own. An online softmax walks the list; lse is saved.
+of them by dots, although every query gathers its own. An online softmax walks the list. lse is saved, and o
+in float32: where one token has nearly all of P, dS is a difference of nearly equal numbers, and a delta of
+rounded o would be all of it.
 Backward schedule: the same owner, the same gathers. dq is its own. A row of dc is a sum over all queries that
 chose the token: the lists are chosen anew each step and hold thousands of entries, so that to invert them
 would mean sorting T S pairs, and the owner of a token would then gather q and do, H rows each, where the
@@ -67,7 +69,7 @@ def gather_latents(c_ptr, idx_ptr, start, S, d, D, BLOCK_S: tl.constexpr):
 
 @triton.jit
 def sparse_latent_kernel(
-    q_ptr, c_ptr, idx_ptr, o_ptr, lse_ptr, T, N, H, D, S, scale_log2, PRECISION: tl.constexpr,
+    q_ptr, c_ptr, idx_ptr, o_ptr, exact_ptr, lse_ptr, T, N, H, D, S, scale_log2, PRECISION: tl.constexpr,
     BLOCK_H: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     query = tl.program_id(0).to(tl.int64)
@@ -87,7 +89,9 @@ def sparse_latent_kernel(
         acc = tl.dot(p.to(c.dtype), c, acc * rescale[:, None], input_precision=PRECISION)
         m = m_new
     total = tl.where(total > 0, total, 1.0)
-    store_heads(o_ptr + query * H * D, acc / total[:, None], h, d, H, D)
+    o = acc / total[:, None]
+    store_heads(o_ptr + query * H * D, o, h, d, H, D)
+    store_heads(exact_ptr + query * H * D, o, h, d, H, D)
     tl.store(lse_ptr + query * H + h, m + tl.log2(total), mask=h < H)
 
 
@@ -97,10 +101,10 @@ def sparse_latent_forward(q, c, idx):
         raise ValueError("c must have rows as wide as q's, and idx a list for each query")
     if D > 256 or H > 128 or max(16, H) * D > 16384:
         raise ValueError(f"{H} heads of {D} channels do not fit one tile")
-    o = torch.empty_like(q)
+    o, exact = torch.empty_like(q), torch.empty_like(q, dtype=torch.float32)
     lse = torch.empty((B, T, H), device=q.device, dtype=torch.float32)
-    sparse_latent_kernel[(B * T,)](q, c, idx, o, lse, T, N, H, D, S, D**-0.5 * LOG2E, **tiling(q))
-    return o, lse
+    sparse_latent_kernel[(B * T,)](q, c, idx, o, exact, lse, T, N, H, D, S, D**-0.5 * LOG2E, **tiling(q))
+    return o, exact, lse
 
 
 @autodiff(inputs_require_grad=(0, 1))
@@ -151,7 +155,7 @@ def sparse_latent_backward_kernel(
     q = load_heads(q_ptr + query * H * D, h, d, H, D)
     do = load_heads(do_ptr + query * H * D, h, d, H, D)
     o = load_heads(o_ptr + query * H * D, h, d, H, D)
-    delta = tl.sum(do.to(tl.float32) * o.to(tl.float32), axis=1)
+    delta = tl.sum(do.to(tl.float32) * o, axis=1)
     lse = tl.load(lse_ptr + query * H + h, mask=h < H, other=0.0)
     dq = tl.zeros([BLOCK_H, BLOCK_D], dtype=tl.float32)
     for start in range(0, S, BLOCK_S):
@@ -180,8 +184,8 @@ class SparseLatentAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, c, idx):
         q, c, idx = q.contiguous(), c.contiguous(), idx.contiguous()
-        o, lse = sparse_latent_forward(q, c, idx)
-        ctx.save_for_backward(q, c, idx, o, lse)
+        o, exact, lse = sparse_latent_forward(q, c, idx)
+        ctx.save_for_backward(q, c, idx, exact, lse)
         return o
 
     @staticmethod

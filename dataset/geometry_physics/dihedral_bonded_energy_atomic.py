@@ -10,7 +10,9 @@ Backward   D = -K f sin(f phi - delta) = dE/dphi. An end atom that turns about t
            dK = 1 + cos(f phi - delta),  ddelta = K sin(f phi - delta)
 
 Forward schedule: a lane owns a torsion and gathers its atoms. No angle is computed: the cosine and sine of
-f phi are the f-th power of the complex number (X + iY) / |X + iY|, five products at most.
+f phi are the f-th power of the complex number (X + iY) / |X + iY|, five products at most. Where three atoms
+are nearly in a line a normal is a difference of nearly equal products, so these are taken with their
+rounding.
 Backward schedule: the lane keeps its torsion, and makes the four forces from what the forward had, without a
 division by sin phi, where a derivative through arccos has one. An atom is in up to some ten torsions and
 lists are as they are in the topology, so the forces are added by atomics: 12 a torsion, on addresses that few
@@ -48,8 +50,15 @@ def dot(ax, ay, az, bx, by, bz):
 
 
 @triton.jit
+def minor(a, b, c, d):
+    """a d - b c, with what rounding took of b c: no digit is lost where both are nearly equal."""
+    product = b * c
+    return tl.fma(a, d, -product) + tl.fma(-b, c, product)
+
+
+@triton.jit
 def cross(ax, ay, az, bx, by, bz):
-    return ay * bz - az * by, az * bx - ax * bz, ax * by - ay * bx
+    return minor(ay, az, by, bz), minor(az, ax, bz, bx), minor(ax, ay, bx, by)
 
 
 @triton.jit
@@ -106,9 +115,13 @@ SWEEP_CPU = [{"atoms": 25, "N": 33}, {"atoms": 60, "N": 90}]
 
 
 def make_args(dims, device="cuda", dtype=torch.float32):
-    """A chain that turns by chance; a torsion is of four neighbours in it."""
+    """A chain that turns by chance, but as bonds do: lines of two neighbouring ones are 36 degrees apart or
+    more, as three atoms in a line have no torsion. A torsion is of four neighbours in the chain."""
     count, N = max(4, dims["atoms"]), dims["N"]
-    steps = torch.randn(count, 3, device=device, dtype=dtype)
+    steps = torch.rand(count, 3, device=device, dtype=dtype) - 0.5
+    steps[::2, 0] += 1.5
+    steps[1::2, 1] += 1.5
+    steps *= torch.randint(0, 2, (count, 1), device=device) * 2 - 1
     x = (steps / steps.norm(dim=1, keepdim=True)).cumsum(0)
     first = torch.randint(0, count - 3, (N, 1), device=device)
     K, delta = torch.rand(N, device=device, dtype=dtype), 3 * torch.rand(N, device=device, dtype=dtype)

@@ -4,11 +4,14 @@ Forward    T_i = exp(-sum_{j < i} s_j d_j),  w_i = T_i (1 - exp(-s_i d_i)),  C =
 Backward   with g_i = <c_i, dC>:  dc_i = w_i dC;  a denser sample shows more of itself and dims all behind it:
            ds_i = d_i (T_{i+1} g_i - sum_{j > i} w_j g_j)
 
-Forward schedule: a program owns a ray, walks its samples by blocks with a prefix sum of the optical depth
-inside each, and saves the total depth, one number a ray.
-Backward schedule: the same owner walks the blocks from back to front. The depth in front of a block is the
-saved total less what has been walked, so T is rebuilt without a second forward pass; the sum over the
-samples behind is a reverse prefix sum with a carry. Every gradient has one owner.
+Forward schedule: a program owns a ray and walks its samples by blocks, with a prefix sum of the optical depth
+inside each. It saves the depth in front of every block, one number for 32 samples: block b of a ray that
+begins at sample s has slot s // 32 + ray + b, and no two blocks have the same.
+Backward schedule: the same owner walks the blocks from back to front. Within a block all is relative to the
+light that enters it, T = exp(-depth) from the slot: w, and the sum over the samples behind, a reverse prefix
+sum whose carry a block dims by its own depth. To take the depths of blocks from a saved total would need no
+slots, but behind a deep ray the rounding of that total is as large as the depth in front. Every gradient has
+one owner.
 
 op: volume_rendering
 schedule: reverse_scan, recompute_from_stats
@@ -23,6 +26,9 @@ import triton.language as tl
 
 def autodiff(inputs_require_grad=()):  # marks the stub for kernel-agent
     return lambda stub: stub
+
+
+BLOCK = 32
 
 
 @triton.jit
@@ -44,25 +50,27 @@ def composite_kernel(sigma_ptr, rgb_ptr, delta_ptr, offsets_ptr, color_ptr, dept
     ray = tl.program_id(0).to(tl.int64)
     end = tl.load(offsets_ptr + ray + 1)
     c = tl.arange(0, 4)
+    slot = depth_ptr + tl.load(offsets_ptr + ray) // BLOCK + ray
     depth = 0.0
     color = tl.zeros([4], dtype=tl.float32)
     for start in range(tl.load(offsets_ptr + ray), end, BLOCK):
         i = start + tl.arange(0, BLOCK)
         sigma, delta, rgb = load_samples(sigma_ptr, delta_ptr, rgb_ptr, i, end)
+        tl.store(slot, depth)
+        slot += 1
         tau = sigma * delta
         in_front = depth + tl.cumsum(tau, axis=0) - tau
         w = tl.exp(-in_front) * (1 - tl.exp(-tau))
         color += tl.sum(w[:, None] * rgb, axis=0)
         depth += tl.sum(tau, axis=0)
     tl.store(color_ptr + ray * 3 + c, color, mask=c < 3)
-    tl.store(depth_ptr + ray, depth)
 
 
 def composite_forward(sigma, rgb, delta, offsets):
     rays = offsets.numel() - 1
     color = torch.empty((rays, 3), device=rgb.device, dtype=rgb.dtype)
-    depth = torch.empty(rays, device=rgb.device, dtype=torch.float32)
-    composite_kernel[(rays,)](sigma, rgb, delta, offsets, color, depth, BLOCK=32)
+    depth = torch.empty(sigma.numel() // BLOCK + rays, device=rgb.device, dtype=torch.float32)
+    composite_kernel[(rays,)](sigma, rgb, delta, offsets, color, depth, BLOCK=BLOCK)
     return color, depth
 
 
@@ -118,23 +126,25 @@ def composite_backward_kernel(
     end = tl.load(offsets_ptr + ray + 1)
     c = tl.arange(0, 4)
     dcolor = tl.load(dcolor_ptr + ray * 3 + c, mask=c < 3, other=0.0).to(tl.float32)
-    depth = tl.load(depth_ptr + ray)  # optical depth up to the end of the current block
-    behind = 0.0  # sum of w g over the blocks already walked
+    behind = 0.0  # sum of w g over the blocks already walked, for light 1 in front of them
     blocks = tl.cdiv(end - begin, BLOCK)
     for step in range(blocks):
-        i = begin + (blocks - 1 - step) * BLOCK + tl.arange(0, BLOCK)
+        block = blocks - 1 - step
+        light = tl.exp(-tl.load(depth_ptr + begin // BLOCK + ray + block))
+        i = begin + block * BLOCK + tl.arange(0, BLOCK)
         sigma, delta, rgb = load_samples(sigma_ptr, delta_ptr, rgb_ptr, i, end)
         tau = sigma * delta
-        depth -= tl.sum(tau, axis=0)
-        up_to = depth + tl.cumsum(tau, axis=0)
+        up_to = tl.cumsum(tau, axis=0)
         w = tl.exp(tau - up_to) * (1 - tl.exp(-tau))
-        wg = w * tl.sum(rgb * dcolor[None, :], axis=1)
-        sum_behind = behind + tl.cumsum(wg, axis=0, reverse=True) - wg
-        dsigma = delta * (tl.exp(-up_to) * tl.sum(rgb * dcolor[None, :], axis=1) - sum_behind)
+        g = tl.sum(rgb * dcolor[None, :], axis=1)
+        behind *= tl.exp(-tl.sum(tau, axis=0))
+        sum_behind = behind + tl.cumsum(w * g, axis=0, reverse=True) - w * g
+        dsigma = delta * light * (tl.exp(-up_to) * g - sum_behind)
         tl.store(dsigma_ptr + i, dsigma, mask=i < end)
         drgb_mask = (i[:, None] < end) & (c[None, :] < 3)
-        tl.store(drgb_ptr + i[:, None] * 3 + c[None, :], w[:, None] * dcolor[None, :], mask=drgb_mask)
-        behind += tl.sum(wg, axis=0)
+        drgb = (light * w)[:, None] * dcolor[None, :]
+        tl.store(drgb_ptr + i[:, None] * 3 + c[None, :], drgb, mask=drgb_mask)
+        behind += tl.sum(w * g, axis=0)
 
 
 class Composite(torch.autograd.Function):
@@ -150,8 +160,8 @@ class Composite(torch.autograd.Function):
         sigma, rgb, delta, offsets, depth = ctx.saved_tensors
         dcolor = dcolor.contiguous()
         dsigma, drgb = torch.empty_like(sigma), torch.empty_like(rgb)
-        composite_backward_kernel[(depth.numel(),)](
-            sigma, rgb, delta, offsets, depth, dcolor, dsigma, drgb, BLOCK=32
+        composite_backward_kernel[(offsets.numel() - 1,)](
+            sigma, rgb, delta, offsets, depth, dcolor, dsigma, drgb, BLOCK=BLOCK
         )
         needs = ctx.needs_input_grad
         return dsigma if needs[0] else None, drgb if needs[1] else None, None, None

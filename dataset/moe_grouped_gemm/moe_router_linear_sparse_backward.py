@@ -93,9 +93,14 @@ SWEEP_CPU = [{"T": 37, "D": 40, "E": 11, "K": 3}, {"T": 16, "D": 70, "E": 20, "K
 
 
 def make_args(dims, device="cuda", dtype=torch.float32):
-    x = torch.randn(dims["T"], dims["D"], device=device, dtype=dtype)
-    r = torch.randn(dims["E"], dims["D"], device=device, dtype=dtype) / max(1, dims["D"]) ** 0.5
-    return x, r, dims["K"]
+    """Of twice as many tokens those whose K + 1 largest logits lie farthest apart: no choice among thousands
+    hangs on how a sum is rounded."""
+    T, D, E, K = (dims[name] for name in ("T", "D", "E", "K"))
+    x = torch.randn(2 * T, D, device=device, dtype=dtype)
+    r = torch.randn(E, D, device=device, dtype=dtype) / max(1, D) ** 0.5
+    top = (x.float() @ r.float().t()).topk(min(K + 1, E), dim=1).values
+    apart = -top.diff(dim=1, prepend=torch.full_like(top[:, :1], float("inf"))).amax(1)
+    return x[apart.topk(T).indices], r, K
 
 
 # ---- backward ----

@@ -88,8 +88,14 @@ SWEEP_CPU = [{"T": 30, "E": 16, "K": 4}, {"T": 7, "E": 21, "K": 3}]
 
 
 def make_args(dims, device="cuda", dtype=torch.float32):
-    z = torch.randn(dims["T"], dims["E"], device=device, dtype=dtype)
-    return z, 0.1 * torch.randn(dims["E"], device=device, dtype=dtype), dims["K"], 2.5
+    """Of twice as many tokens those whose K + 1 largest scores lie farthest apart: no choice among thousands
+    hangs on how a sigmoid is rounded."""
+    T, E, K = (dims[name] for name in ("T", "E", "K"))
+    z = torch.randn(2 * T, E, device=device, dtype=dtype)
+    b = 0.1 * torch.randn(E, device=device, dtype=dtype)
+    top = (torch.sigmoid(z) + b).topk(min(K + 1, E), dim=1).values
+    apart = -top.diff(dim=1, prepend=torch.full_like(top[:, :1], float("inf"))).amax(1)
+    return z[apart.topk(T).indices], b, K, 2.5
 
 
 # ---- backward ----

@@ -10,8 +10,10 @@ Forward schedule: a program owns a row through both normalisations. p and r are 
 Backward schedule: G programs walk the rows pid, pid + G, ... A row has two projections, one after the other:
 the second's result, u's gradient, must be whole before the first's row sum begins. With the row in registers
 that is an order of statements, where kernels of single operations would store du, k and fhat between
-launches. y is an output and stands for u; fhat is made again from f and p. da is carried over a program's
-rows, and a second kernel adds G parts.
+launches. Only p and r are kept beside the inputs: f and h are read anyway, and fhat and y are made of them
+again. The output would save nothing, and it is rounded: <dy, y> and dy nearly cancel in a short row, where
+dy - y <dy, y> would be what rounding left. da is carried over a program's rows, and a second kernel adds G
+parts.
 
 op: hypersphere_update
 schedule: row_reduce_correct, partials_then_reduce, recompute_from_stats
@@ -96,20 +98,20 @@ MAX_GROUPS = 128  # about one program a multiprocessor
 
 @triton.jit
 def update_backward_kernel(
-    f_ptr, h_ptr, a_ptr, y_ptr, p_ptr, r_ptr, dy_ptr, df_ptr, dh_ptr, parts_ptr, M, N, BLOCK: tl.constexpr
+    f_ptr, h_ptr, a_ptr, p_ptr, r_ptr, dy_ptr, df_ptr, dh_ptr, parts_ptr, M, N, BLOCK: tl.constexpr
 ):
     pid, cols = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     a = load_row(a_ptr, 0, cols, N)
     da = tl.zeros([BLOCK], dtype=tl.float32)
     for row in range(pid, M, tl.num_programs(0)):
-        p = tl.load(p_ptr + row)
-        y, dy = load_row(y_ptr, row, cols, N), load_row(dy_ptr, row, cols, N)
-        du = tl.load(r_ptr + row) * (dy - y * tl.sum(dy * y, axis=0))
-        fhat = load_row(f_ptr, row, cols, N) * p
+        p, r = tl.load(p_ptr + row), tl.load(r_ptr + row)
+        fhat, h = load_row(f_ptr, row, cols, N) * p, load_row(h_ptr, row, cols, N)
+        y, dy = (h + a * (fhat - h)) * r, load_row(dy_ptr, row, cols, N)
+        du = r * (dy - y * tl.sum(dy * y, axis=0))
         k = du * a
         store_row(dh_ptr, du - k, row, cols, N)
         store_row(df_ptr, p * (k - fhat * tl.sum(k * fhat, axis=0)), row, cols, N)
-        da += du * (fhat - load_row(h_ptr, row, cols, N))
+        da += du * (fhat - h)
     store_row(parts_ptr, da, pid, cols, N)
 
 
@@ -129,17 +131,17 @@ class HypersphereUpdate(torch.autograd.Function):
     def forward(ctx, f, h, a, eps):
         f, h, a = f.contiguous(), h.contiguous(), a.contiguous()
         y, p, r = update_forward(f, h, a, eps)
-        ctx.save_for_backward(f, h, a, y, p, r)
+        ctx.save_for_backward(f, h, a, p, r)
         return y
 
     @staticmethod
     def backward(ctx, dy):
-        f, h, a, y, p, r = ctx.saved_tensors
+        f, h, a, p, r = ctx.saved_tensors
         (M, N), needs = f.shape, ctx.needs_input_grad
         G = min(M, MAX_GROUPS)
         df, dh, da = (torch.empty_like(t) for t in (f, h, a))
         parts = torch.empty((G, N), device=f.device, dtype=torch.float32)
-        update_backward_kernel[(G,)](f, h, a, y, p, r, dy.contiguous(), df, dh, parts, M, N, **tile_of(N))
+        update_backward_kernel[(G,)](f, h, a, p, r, dy.contiguous(), df, dh, parts, M, N, **tile_of(N))
         if needs[2]:
             sum_parts_kernel[(triton.cdiv(N, 64),)](parts, da, G, N, BLOCK_G=32, BLOCK_N=64)
         return df if needs[0] else None, dh if needs[1] else None, da if needs[2] else None, None

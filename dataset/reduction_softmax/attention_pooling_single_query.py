@@ -1,21 +1,22 @@
 """Attention pooling: a sequence becomes one vector, its tokens weighted by a softmax of a learned score.
 
 Forward    s_t = <x_t, w>,   p = softmax of s over the tokens of a sequence,   y = sum_t p_t x_t
-Backward   dp_t = <dy, x_t>,   ds_t = p_t (dp_t - e) with e = sum_t p_t dp_t = <dy, y>;
-           dx_t = p_t dy + ds_t w,   dw = sum over sequences and t of ds_t x_t
+Backward   with c_t = x_t - y:   ds_t = p_t (<dy, x_t> - <dy, y>) = p_t <dy, c_t>,   dx_t = p_t dy + ds_t w,
+           dw = sum over sequences and t of ds_t x_t = the same of ds_t c_t, as a sequence's ds_t sum to 0
 
 Forward schedule: a program owns a sequence and reads its tokens once, several at a time: their scores, an
 online softmax, and the running sum y, which is rescaled as the maximum rises. x is by far the largest thing
-here, and is in registers for both the score and the sum. y and l = log sum exp(s) are kept, D + 1 numbers a
-sequence.
-Backward schedule: e is a row sum over tokens in the usual form; as <dy, y> it is known before any token is
-read. Each token is then alone: its row x_t in registers gives s_t, p_t and dp_t by two dots, and dx_t is
-written at once. So tokens need no owner of the whole sequence, and a program takes a tile of tokens of one
-sequence, many for a long one. It adds ds_t x_t over its tokens and stores the sum in its slot; dw, common to
-all sequences, is the sum of the slots.
+here, and is in registers for both the score and the sum. y, in float32, and l = log sum exp(s) are kept,
+D + 1 numbers a sequence.
+Backward schedule: the row sum of softmax's backward, in the usual form one over tokens, is <dy, y>, known
+before any token is read. Each token is then alone: its row x_t in registers gives s_t and p_t, less y its
+ds_t, and dx_t is written at once. So tokens need no owner of the whole sequence, and a program takes a tile
+of tokens of one sequence, many for a long one. It adds ds_t c_t over its tokens and stores the sum in its
+slot; dw, common to all sequences, is the sum of the slots. Where one token has nearly all of p, it is nearly
+y: its ds_t is mere rounding, which x_t would carry into dw, while c_t, nearly 0 as well, does not.
 
 op: attention_pooling
-schedule: recompute_from_stats, row_reduce_correct, partials_then_reduce
+schedule: recompute_from_stats, partials_then_reduce
 difficulty: 3
 dtypes: fp32, fp16, bf16
 """
@@ -42,7 +43,9 @@ def load_tokens(x_ptr, sequence, t, d, T, D):
 
 
 @triton.jit
-def pooling_kernel(x_ptr, w_ptr, y_ptr, lse_ptr, T, D, BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr):
+def pooling_kernel(
+    x_ptr, w_ptr, y_ptr, exact_ptr, lse_ptr, T, D, BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr
+):
     sequence, d = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK_D)
     w = tl.load(w_ptr + d, mask=d < D, other=0.0).to(tl.float32)
     largest, total = -float("inf"), 0.0
@@ -58,7 +61,9 @@ def pooling_kernel(x_ptr, w_ptr, y_ptr, lse_ptr, T, D, BLOCK_T: tl.constexpr, BL
         y = y * rescale + tl.sum(e[:, None] * x, axis=0)
         largest = larger
     tl.store(lse_ptr + sequence, largest + tl.log(total))
-    tl.store(y_ptr + sequence * D + d, (y / total).to(y_ptr.dtype.element_ty), mask=d < D)
+    y /= total
+    tl.store(y_ptr + sequence * D + d, y.to(y_ptr.dtype.element_ty), mask=d < D)
+    tl.store(exact_ptr + sequence * D + d, y, mask=d < D)
 
 
 def pooling_forward(x, w):
@@ -66,9 +71,10 @@ def pooling_forward(x, w):
     if w.shape != (D,) or T == 0 or D > 4096:
         raise ValueError(f"x {tuple(x.shape)} and w {tuple(w.shape)}: some tokens, rows of at most 4096")
     y = torch.empty((B, D), device=x.device, dtype=x.dtype)
+    exact = torch.empty_like(y, dtype=torch.float32)
     lse = torch.empty(B, device=x.device, dtype=torch.float32)
-    pooling_kernel[(B,)](x, w, y, lse, T, D, **tiling(D))
-    return y, lse
+    pooling_kernel[(B,)](x, w, y, exact, lse, T, D, **tiling(D))
+    return y, exact, lse
 
 
 @autodiff(inputs_require_grad=(0, 1))
@@ -102,9 +108,9 @@ def pooling_backward_kernel(
 ):  # fmt: skip
     sequence, d = tl.program_id(1).to(tl.int64), tl.arange(0, BLOCK_D)
     w = tl.load(w_ptr + d, mask=d < D, other=0.0).to(tl.float32)
-    y = tl.load(y_ptr + sequence * D + d, mask=d < D, other=0.0).to(tl.float32)
+    y = tl.load(y_ptr + sequence * D + d, mask=d < D, other=0.0)
     dy = tl.load(dy_ptr + sequence * D + d, mask=d < D, other=0.0).to(tl.float32)
-    e, lse = tl.sum(y * dy, axis=0), tl.load(lse_ptr + sequence)
+    lse = tl.load(lse_ptr + sequence)
     dw = tl.zeros([BLOCK_D], dtype=tl.float32)
     first = tl.program_id(0) * TOKENS
     for start in range(first, tl.minimum(first + TOKENS, T), BLOCK_T):
@@ -112,11 +118,12 @@ def pooling_backward_kernel(
         x = load_tokens(x_ptr, sequence, t, d, T, D)
         s = tl.where(t < T, tl.sum(x * w[None, :], axis=1), -float("inf"))
         p = tl.exp(s - lse)
-        ds = p * (tl.sum(x * dy[None, :], axis=1) - e)
+        c = x - y[None, :]
+        ds = p * tl.sum(c * dy[None, :], axis=1)
         dx = p[:, None] * dy[None, :] + ds[:, None] * w[None, :]
         offs = (sequence * T + t[:, None]) * D + d[None, :]
         tl.store(dx_ptr + offs, dx.to(dx_ptr.dtype.element_ty), mask=(t[:, None] < T) & (d[None, :] < D))
-        dw += tl.sum(ds[:, None] * x, axis=0)
+        dw += tl.sum(ds[:, None] * c, axis=0)
     tl.store(slots_ptr + (sequence * tl.num_programs(0) + tl.program_id(0)) * D + d, dw, mask=d < D)
 
 
@@ -135,8 +142,8 @@ class AttentionPooling(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, w):
         x, w = x.contiguous(), w.contiguous()
-        y, lse = pooling_forward(x, w)
-        ctx.save_for_backward(x, w, y, lse)
+        y, exact, lse = pooling_forward(x, w)
+        ctx.save_for_backward(x, w, exact, lse)
         return y
 
     @staticmethod

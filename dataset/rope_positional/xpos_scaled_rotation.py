@@ -9,6 +9,8 @@ Backward   the map is m times an orthogonal matrix, so its transpose is m times 
 
 Forward schedule: one launch for q and k: a program owns (token, tile of the heads of q, then k). Sine, cosine
 and the logarithm of m are made once for all of its heads; which way m goes is a comparison with the head.
+The kernel is given the base, which float32 holds, not its logarithm, which on the way there is rounded: late
+tokens multiply that by thousands.
 Backward schedule: the forward with the sine's sign flipped and m unchanged. A backward that calls the
 forward's inverse, which is right for a pure rotation, would here divide by m twice. Nothing is saved; times
 are counted from the middle of the sequence, so that neither m nor 1 / m leaves the range of a short float.
@@ -18,8 +20,6 @@ schedule: same_tile_pointwise, recompute_from_stats
 difficulty: 2
 dtypes: fp32, bf16
 """
-
-import math
 
 import torch
 import triton
@@ -40,15 +40,16 @@ def turn(x_ptr, y_ptr, offs, mask, half, c, s):
 
 @triton.jit
 def xpos_kernel(
-    q_ptr, k_ptr, yq_ptr, yk_ptr, T, HQ, HK, HALF, log2_step, gamma, span,
+    q_ptr, k_ptr, yq_ptr, yk_ptr, T, HQ, HK, HALF, base, gamma, span,
     SIGN: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     h = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
     i = tl.arange(0, BLOCK_D)
     t = token % T
-    angle = t.to(tl.float32) * tl.exp2(-log2_step * i.to(tl.float32))
-    decay = tl.log2((i.to(tl.float32) / HALF + gamma) / (1 + gamma))
+    place = i.to(tl.float32) / HALF
+    angle = t.to(tl.float32) * tl.exp2(-place * tl.log2(base))
+    decay = tl.log2((place + gamma) / (1 + gamma))
     power = decay * (t - T // 2).to(tl.float32) / span
     m = tl.exp2(tl.where(h < HQ, 1.0, -1.0)[:, None] * power[None, :])
     c, s = m * tl.cos(angle)[None, :], m * SIGN * tl.sin(angle)[None, :]
@@ -65,7 +66,7 @@ def both(q, k, base, gamma, span, sign):
         raise ValueError(f"q {tuple(q.shape)} and k {tuple(k.shape)} do not fit, or {D} is odd")
     yq, yk = torch.empty_like(q), torch.empty_like(k)
     xpos_kernel[(B * T, triton.cdiv(HQ + HK, 8))](
-        q, k, yq, yk, T, HQ, HK, D // 2, 2 * math.log2(base) / max(2, D), gamma, span,
+        q, k, yq, yk, T, HQ, HK, D // 2, float(base), gamma, span,
         SIGN=sign, BLOCK_H=8, BLOCK_D=max(1, triton.next_power_of_2(D // 2)),
     )  # fmt: skip
     return yq, yk

@@ -2,15 +2,18 @@
 
 Forward    y_t = log sum_{s <= t} e^{x_s}
 Backward   dx_s = sum_{t >= s} dy_t e^{x_s - y_t}.  The textbook form e^{x_s} revcumsum(dy e^{-y}) overflows,
-           and dy has signs, so that it has no logarithm. But y never falls: with
-           c_s = sum_{t >= s} dy_t e^{y_s - y_t} = dy_s + e^{y_s - y_{s+1}} c_{s+1},
-           dx_s = e^{x_s - y_s} c_s
+           and dy has signs, so that it has no logarithm. But y never falls: with an r_s that is at least y_s
+           and at most y_s + 1, and does not fall either,
+           c_s = sum_{t >= s} dy_t e^{r_s - y_t} = dy_s e^{r_s - y_s} + e^{r_s - r_{s+1}} c_{s+1},
+           dx_s = e^{x_s - r_s} c_s
 
 Forward schedule: a program owns (batch, channel tile) and walks time with the maximum so far and the sum of
 exponentials below it. y is the output, and all that is kept beside x.
-Backward schedule: the same owner walks back with c, a sum that is always relative to the current y. Both
-exponents are at most 0: the decays take the place of a maximum for the way back, and a signed carry in the
-log domain with its two logarithms a step is not needed. Channels lie side by side, so that loads coalesce.
+Backward schedule: the same owner walks back with c, a sum that is always relative to about the current y. No
+exponent is above 1: the decays take the place of a maximum for the way back, and a signed carry in the log
+domain with its two logarithms a step is not needed. r stays where it is until y is 1 below it, and is set to
+y then: its decays, of which every one rounds the whole sum, are few and otherwise exactly 1, where those of
+y itself would be one a step. Channels lie side by side, so that loads coalesce.
 
 op: logcumsumexp
 schedule: reverse_scan, recompute_from_stats
@@ -74,14 +77,16 @@ def logcumsumexp_backward_kernel(x_ptr, y_ptr, dy_ptr, dx_ptr, T, C, BLOCK: tl.c
     cols = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = cols < C
     c = tl.zeros([BLOCK], dtype=tl.float32)
-    later = tl.load(y_ptr + (b * T + T - 1) * C + cols, mask=mask, other=0.0).to(tl.float32)  # y_{s+1}
+    r = tl.load(y_ptr + (b * T + T - 1) * C + cols, mask=mask, other=0.0).to(tl.float32)
     for back in range(T):
         offs = (b * T + T - 1 - back) * C + cols
         x = tl.load(x_ptr + offs, mask=mask, other=0.0).to(tl.float32)
         y = tl.load(y_ptr + offs, mask=mask, other=0.0).to(tl.float32)
-        c = c * tl.exp(y - later) + tl.load(dy_ptr + offs, mask=mask, other=0.0).to(tl.float32)
-        tl.store(dx_ptr + offs, tl.exp(x - y) * c, mask=mask)
-        later = y
+        dy = tl.load(dy_ptr + offs, mask=mask, other=0.0).to(tl.float32)
+        later = r
+        r = tl.where(later - y > 1, y, later)
+        c = c * tl.exp(r - later) + dy * tl.exp(r - y)
+        tl.store(dx_ptr + offs, tl.exp(x - r) * c, mask=mask)
 
 
 class LogCumSumExp(torch.autograd.Function):
