@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import ctypes
 import dataclasses
 import functools
 import itertools
@@ -27,8 +28,9 @@ from triton.runtime import interpreter as _interp
 from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from . import compat, courses, folds, remember
+from . import compat, folds, remember, rows, vocabulary
 from .kernel_python import libdevice, memory, rewritten
+from .programs import Program, Programs
 from .races import Races
 from .source import words
 
@@ -60,6 +62,7 @@ class _State:
     regions: np.ndarray | None = None  # rows of (first byte, end), sorted; None: addresses are not checked
     starts: list[int] = field(default_factory=list)  # the columns of `regions`
     ends: list[int] = field(default_factory=list)
+    arrays: dict[tuple[int, Any], np.ndarray] = field(default_factory=dict)  # storages, by element type
     observers: list[Observer] = field(default_factory=list)
     judged: Judged | None = None  # how launches run now, if somebody judges them
     races: Races | None = None  # of the running launch
@@ -140,6 +143,7 @@ def run(kernel: JITFunction, grid: tuple[int, ...], args: Mapping[str, Any]) -> 
         bound = {name: value if name in constexprs else _convert(value) for name, value in args.items()}
         _state.regions = regions = _regions(args.values())
         _state.starts, _state.ends = ([], []) if regions is None else regions.T.tolist()
+        _state.arrays = {}
         builder = _interp.interpreter_builder
         builder.set_grid_dim(*(*grid, 1, 1, 1)[:3])
         programs = _programs(grid)
@@ -147,14 +151,31 @@ def run(kernel: JITFunction, grid: tuple[int, ...], args: Mapping[str, Any]) -> 
         races = None
         if judged is not None and len(programs) > 1:
             races = _state.races = Races(regions, judged.ordering, functools.partial(_name_of, args))
-        followed = courses.Programs(kernel, function, bound, memory())
-        for program in programs:
-            builder.set_grid_idx(*program)
-            if races is not None:
-                races.begin(program)
-            followed.run()
+        alone = len(programs) < 2 or (judged.ordering if judged else vocabulary.ordering(kernel, args))
+        Programs(kernel, function, bound, memory(), _Turns(races), not alone).run(programs)
         if judged is not None and races is not None:
             judged.found += races.found.values()
+
+
+@dataclass
+class _Turns:
+    """Whose turn it is, for what programs ask and for races."""
+
+    races: Races | None
+
+    def begin(self, program: Program) -> None:
+        _interp.interpreter_builder.set_grid_idx(*program)
+        if self.races is not None:
+            self.races.begin(program)
+
+    def begin_many(self, programs: list[Program]) -> np.ndarray:
+        none = np.zeros(len(programs), np.int32)
+        return none if self.races is None else self.races.begin_many(programs)
+
+    def turn_to(self, program: Program, epoch: int) -> None:
+        _interp.interpreter_builder.set_grid_idx(*program)
+        if self.races is not None:
+            self.races.turn_to(epoch)
 
 
 def _name_of(args: Mapping[str, Any], address: int) -> tuple[str, int]:
@@ -295,6 +316,7 @@ def _language() -> Iterator[None]:
         knobs["interpret"] = interpret
         _state.running = False
         _state.regions = None
+        _state.arrays = {}
         _state.races = None
 
 
@@ -339,7 +361,10 @@ def _holds_addresses(tensor: Any) -> bool:
         return tensor.numel() > 0 and int(tensor.max()) >= 1 << 32
 
 
-def _see(kind: str, verb: str, ptrs: Any, mask: Any) -> tuple[np.ndarray, int, int]:
+Touched = tuple[np.ndarray, int, int]  # addresses, bytes of each, storage (or -1)
+
+
+def _see(kind: str, verb: str, ptrs: Any, mask: Any) -> Touched:
     """Check an access, and show it to the observers. What was accessed: addresses, bytes, storage (or -1)."""
     addresses, size = _touched(ptrs, mask)
     at = _check(addresses, size, verb)
@@ -405,10 +430,54 @@ def _changes(ptrs: Any, value: Any, mask: Any) -> Callable[[], np.ndarray]:
     return changes
 
 
-def _loaded(ptrs: Any, mask: Any, volatile: Any) -> None:
+def _loaded(ptrs: Any, mask: Any, volatile: Any) -> Touched:
     touched = _see("load", "reads", ptrs, mask)
     if _state.races is not None:
         (_state.races.atomic if volatile else _state.races.load)(*touched)
+    return touched
+
+
+def _elements(addresses: np.ndarray, at: int, kind: np.dtype) -> tuple[np.ndarray, np.ndarray] | None:
+    """A storage as an array, and the places in it at those addresses. None: they are not of whole elements.
+    Triton asks for each element by itself what it is."""
+    array = _state.arrays.get((at, kind))
+    if array is None:
+        start, count = _state.starts[at], (_state.ends[at] - _state.starts[at]) // kind.itemsize
+        memory = (ctypes.c_char * (count * kind.itemsize)).from_address(start)
+        array = _state.arrays[at, kind] = np.frombuffer(memory, kind)
+    offsets = (addresses - np.uint64(_state.starts[at])).view(np.int64)
+    if kind.itemsize > 1:
+        if (offsets & (kind.itemsize - 1)).any():
+            return None
+        offsets = offsets >> (kind.itemsize.bit_length() - 1)
+    return array, offsets
+
+
+def _read(touched: Touched, ptrs: np.ndarray, lanes: np.ndarray, other: np.ndarray, kind: Any) -> np.ndarray:
+    """What is at the addresses of `lanes`, elsewhere `other`."""
+    addresses, size, at = touched
+    kind = np.dtype(kind)
+    usual = at >= 0 and size == kind.itemsize and lanes.shape == ptrs.shape and lanes.dtype == np.bool_
+    found = _elements(addresses, at, kind) if usual else None
+    if found is None:
+        return _interp._interpreter.load(ptrs, lanes, other, kind)
+    array, places = found
+    if addresses.size == lanes.size:
+        return array.take(places, mode="clip").reshape(lanes.shape)
+    made = np.array(np.broadcast_to(other, lanes.shape), kind)
+    made[lanes] = array.take(places, mode="clip")
+    return made
+
+
+def _write(touched: Touched, ptrs: np.ndarray, values: np.ndarray, lanes: np.ndarray) -> None:
+    addresses, size, at = touched
+    usual = at >= 0 and size == values.itemsize and lanes.dtype == np.bool_
+    found = _elements(addresses, at, values.dtype) if usual else None
+    if found is None:
+        _interp._interpreter.store(ptrs, values, lanes)
+        return
+    array, places = found
+    array[places] = values[lanes] if addresses.size < lanes.size else values.reshape(-1)
 
 
 def _updated(ptrs: Any, mask: Any) -> None:
@@ -434,17 +503,20 @@ class _MemoryBuilder(compat.Builder):
         eviction_policy: Any,
         is_volatile: Any,
     ) -> Any:
-        _loaded(ptrs, mask, is_volatile)
+        touched = _loaded(ptrs, mask, is_volatile)
         if type(mask) is type(other) is _interp.TensorHandle:
             element = ptrs.get_element_ty()
             kind = _interp._get_np_dtype(element)
-            return remember.made(_interp._interpreter.load(ptrs.data, mask.data, other.data, kind), element)
+            return remember.made(_read(touched, ptrs.data, mask.data, other.data, kind), element)
         return super().create_masked_load(ptrs, mask, other, cache_modifier, eviction_policy, is_volatile)
 
     def create_masked_store(self, ptrs: Any, value: Any, mask: Any, *rest: Any) -> Any:
         touched = _see("store", "writes", ptrs, mask)
         if _state.races is not None:
             _state.races.store(*touched, _changes(ptrs, value, mask))
+        if type(mask) is _interp.TensorHandle and ptrs.data.shape == value.data.shape == mask.data.shape:
+            _write(touched, ptrs.data, value.data, mask.data)
+            return None
         return super().create_masked_store(ptrs, value, mask, *rest)
 
     def create_atomic_rmw(self, op: Any, ptr: Any, val: Any, mask: Any, *rest: Any) -> Any:
@@ -454,6 +526,84 @@ class _MemoryBuilder(compat.Builder):
     def create_atomic_cas(self, ptr: Any, cmp: Any, val: Any, *rest: Any) -> Any:
         _updated(ptr, None)
         return super().create_atomic_cas(_packed(ptr), _packed(cmp), _packed(val), *rest)
+
+
+    def many_create_load(self, ptrs: Any, cache: Any, eviction: Any, volatile: bool) -> Any:
+        return self.many_create_masked_load(ptrs, None, None, cache, eviction, volatile)
+
+    def many_create_masked_load(
+        self, ptrs: Any, mask: Any, other: Any, cache: Any, eviction: Any, volatile: bool
+    ) -> Any:
+        if volatile:
+            raise rows.Unlike
+        element = ptrs.get_element_ty()
+        kind = _interp._get_np_dtype(element)
+        at = np.ascontiguousarray(rows.spread(ptrs))
+        lanes = _lanes_of(mask, at)
+        rest = np.zeros(at.shape, kind) if other is None else _like(other, at)
+        touched = _together("load", "reads", at, lanes, ptrs)
+        return rows.rows(_read(touched, at, lanes, rest, kind), element)
+
+    def many_create_store(self, ptrs: Any, value: Any, *rest: Any) -> Any:
+        return self.many_create_masked_store(ptrs, value, None, *rest)
+
+    def many_create_masked_store(self, ptrs: Any, value: Any, mask: Any, *rest: Any) -> Any:
+        at = np.ascontiguousarray(rows.spread(ptrs))
+        lanes, values = _lanes_of(mask, at), _like(value, at)
+        size = max(1, ptrs.get_element_ty().primitive_bitwidth // 8)
+
+        def changes() -> np.ndarray:
+            kind = np.dtype(f"u{size}")
+            there = at[lanes]
+            before = _interp._interpreter.load(there, np.ones(there.shape, bool), np.zeros(there.shape, kind), kind)
+            return before != values[lanes].view(kind)
+
+        _write(_together("store", "writes", at, lanes, ptrs, changes), at, values, lanes)
+
+    def many_create_atomic_rmw(self, op: Any, ptr: Any, val: Any, mask: Any, *rest: Any) -> Any:
+        if val.dtype.scalar == tl.bfloat16:
+            raise rows.Unlike
+        at = np.ascontiguousarray(rows.spread(ptr))
+        lanes, values = _lanes_of(mask, at), _like(val, at)
+        _together("atomic", "updates", at, lanes, ptr)
+        made = super().create_atomic_rmw(
+            op, rows.rows(at, ptr.dtype), rows.rows(values, val.dtype), rows.rows(lanes, tl.int1), *rest
+        )
+        return rows.rows(made.data, made.dtype)
+
+
+def _lanes_of(mask: Any, at: np.ndarray) -> np.ndarray:
+    return np.ones(at.shape, bool) if mask is None else _like(mask, at).astype(bool, copy=False)
+
+
+def _like(handle: Any, at: np.ndarray) -> np.ndarray:
+    """The elements that go with addresses of many programs."""
+    data = rows.spread(handle)
+    if data.ndim != at.ndim:
+        raise rows.Unlike
+    return np.ascontiguousarray(np.broadcast_to(data, at.shape))
+
+
+def _together(
+    kind: str, verb: str, at: np.ndarray, lanes: np.ndarray, ptrs: Any, changes: Any = None
+) -> Touched:
+    """As `_see`, and races, for many programs; raises Unlike before anybody was told where the accesses are
+    not all to one storage."""
+    size = max(1, ptrs.get_element_ty().primitive_bitwidth // 8)
+    addresses = at[lanes]
+    where = -1
+    if addresses.size:
+        where = _inside_one(addresses, size) if _state.regions is not None else -1
+        if where < 0:
+            raise rows.Unlike
+    if _state.races is not None and addresses.size:
+        counts = lanes.reshape(len(lanes), -1).sum(axis=1)
+        _state.races.many(kind, addresses, size, where, np.repeat(rows.now.epochs, counts), changes)
+    for observer in _state.observers:
+        getattr(observer, kind)(addresses, size)
+    if _state.judged is not None:
+        _state.judged.see(kind, addresses, where)
+    return addresses, size, where
 
 
 def _packed(handle: Any) -> Any:
