@@ -170,6 +170,7 @@ class Course:
             if bare is None and hasattr(call.function, "quick"):
                 bare = call.function.quick(*call.args, **call.kwargs)
             pure = getattr(found or call.function, "pure", False) and len(call.out) == 1
+            pure = pure and call.out[0] != self.nothing
             if pure and all(slot in self.constants for slot in call.slots):
                 self.constants[call.out[0]] = call.made[0]
                 stretch.constant.append(call.out[0])
@@ -348,6 +349,9 @@ class Walk:
             return
         out: list[int] = []
         item = self._result(made, out)
+        if getattr(function, "pure", False) and (out or not slots) and {course.nothing}.issuperset(out):
+            stretch.log.append(item)  # it made nothing of its own
+            return
         values = []
         if course.unasked.issuperset(slots):
             course.unasked.update(out)
@@ -387,5 +391,7 @@ class Walk:
             [value] = _values_of(made)
             self.values.append(value)
             self.bytes += _bytes_of(value)
-        out.append(slot)
+            out.append(slot)
+        else:
+            out.append(self.course.nothing)  # it is there already: an operand, say, that needs no broadcast
         return Slot(slot, like(made), made.dtype) if type(made) is _Tensor else Slot(slot)

@@ -36,13 +36,13 @@ Name = Callable[[int], tuple[str, int]]  # of an address: the argument, and the 
 
 class _Shadow:
     """One storage: for each `1 << shift` bytes the epochs of the last plain store, atomic and load, and of
-    the last load by another program than that one's. 0: never."""
+    the last atomic and load by another program than the last one's. 0: never."""
 
     def __init__(self, base: int, size: int, unit: int) -> None:
         self.base = np.uint64(base)
         self.shift = unit.bit_length() - 1
-        self.stored, self.updated, self.read, self.read_before = (
-            np.zeros(-(-size // unit), dtype=np.int32) for _ in range(4)
+        self.stored, self.updated, self.updated_before, self.read, self.read_before = (
+            np.zeros(-(-size // unit), dtype=np.int32) for _ in range(5)
         )
 
     def places(self, addresses: np.ndarray, size: int) -> np.ndarray:
@@ -56,36 +56,43 @@ class _Shadow:
     def _refine(self, unit: int) -> None:
         times = (1 << self.shift) // unit
         self.shift = unit.bit_length() - 1
-        self.stored, self.updated, self.read, self.read_before = (
-            np.repeat(epochs, times) for epochs in (self.stored, self.updated, self.read, self.read_before)
+        self.stored, self.updated, self.updated_before, self.read, self.read_before = (
+            np.repeat(epochs, times)
+            for epochs in (self.stored, self.updated, self.updated_before, self.read, self.read_before)
         )
 
-    def mark_read(self, places: np.ndarray, epoch: Epochs, first: int) -> None:
-        """A load at `epoch` by the program whose first epoch is `first`; or by several programs, each with
+    def mark(self, kind: str, places: np.ndarray, epoch: Epochs, first: int) -> None:
+        """An access at `epoch` by the program whose first epoch is `first`; or by several programs, each with
         one epoch, which rise."""
-        if isinstance(epoch, np.ndarray):
-            self._mark_all_read(places, np.repeat(epoch, len(places) // len(epoch)))
+        if kind == "store":
+            self.stored[places] = epoch
             return
-        last = self.read[places]
-        if last.any():
-            foreign = (last < first) | (last > epoch)
-            self.read_before[places[foreign]] = last[foreign]
-        self.read[places] = epoch
+        last, before = (
+            (self.read, self.read_before) if kind == "load" else (self.updated, self.updated_before)
+        )
+        if isinstance(epoch, np.ndarray):
+            _mark_many(last, before, places, np.repeat(epoch, len(places) // len(epoch)))
+            return
+        earlier = last[places]
+        if earlier.any():
+            foreign = (earlier > 0) & ((earlier < first) | (earlier > epoch))
+            before[places[foreign]] = earlier[foreign]
+        last[places] = epoch
 
 
-    def _mark_all_read(self, places: np.ndarray, epochs: np.ndarray) -> None:
-        order = np.argsort(places, kind="stable")
-        places, epochs = places[order], epochs[order]
-        ends = np.flatnonzero(np.append(places[1:] != places[:-1], True))
-        groups = np.repeat(np.arange(len(ends)), np.diff(ends, prepend=-1))
-        at, last = places[ends], epochs[ends]
-        others = epochs != last[groups]
-        before = np.zeros(len(ends), np.int32)
-        np.maximum.at(before, groups[others], epochs[others])
-        earlier = self.read[at]
-        before = np.where(before > 0, before, np.where(earlier != last, earlier, 0))
-        self.read_before[at] = np.where(before > 0, before, self.read_before[at])
-        self.read[at] = last
+def _mark_many(last: np.ndarray, before: np.ndarray, places: np.ndarray, epochs: np.ndarray) -> None:
+    order = np.argsort(places, kind="stable")
+    places, epochs = places[order], epochs[order]
+    ends = np.flatnonzero(np.append(places[1:] != places[:-1], True))
+    groups = np.repeat(np.arange(len(ends)), np.diff(ends, prepend=-1))
+    at, newest = places[ends], epochs[ends]
+    others = epochs != newest[groups]
+    found = np.zeros(len(ends), np.int32)
+    np.maximum.at(found, groups[others], epochs[others])
+    earlier = last[at]
+    found = np.where(found > 0, found, np.where(earlier != newest, earlier, 0))
+    before[at] = np.where(found > 0, found, before[at])
+    last[at] = newest
 
 
 class Races:
@@ -141,7 +148,7 @@ class Races:
             places = shadow.places(lanes, size)
             for meeting in self._meetings("load", shadow, None):
                 self._meet(*meeting[:3], places, lanes)
-            shadow.mark_read(places, self._epoch, self._first)
+            shadow.mark("load", places, self._epoch, self._first)
 
     def store(self, addresses: np.ndarray, size: int, at: int, changes: Callable[[], np.ndarray]) -> None:
         """`changes()`: for each address, whether what is there becomes something else."""
@@ -154,7 +161,7 @@ class Races:
 
             for did, does, there, counts in self._meetings("store", shadow, here):
                 self._meet(did, does, there, places, lanes, counts)
-            shadow.stored[places] = self._epoch
+            shadow.mark("store", places, self._epoch, self._first)
 
     def atomic(self, addresses: np.ndarray, size: int, at: int) -> None:
         for key, lanes, _ in self._parts(addresses, at):
@@ -162,7 +169,7 @@ class Races:
             places = shadow.places(lanes, size)
             for did, does, there, _ in self._meetings("atomic", shadow, None):
                 self._meet(did, does, there, places, lanes)
-            shadow.updated[places] = self._epoch
+            shadow.mark("atomic", places, self._epoch, self._first)
         if self.ordering and addresses.size <= _SYNCHRONISING:
             self._synchronise(addresses)
 
@@ -190,10 +197,7 @@ class Races:
             raise Unlike
         for did, does, there, counts in self._meetings(kind, shadow, changes):
             self._meet(did, does, there, places, addresses, counts, own)
-        if kind == "load":
-            shadow.mark_read(places, own, 0)
-        else:
-            (shadow.stored if kind == "store" else shadow.updated)[places] = own
+        shadow.mark(kind, places, own, 0)
 
     @staticmethod
     def _meetings(kind: str, shadow: _Shadow, changes: Any) -> Iterator[tuple[str, str, np.ndarray, Any]]:
@@ -201,12 +205,14 @@ class Races:
         if kind == "load":
             yield "reads", "stores to", shadow.stored, None
             yield "reads", "atomically updates", shadow.updated, None
+            yield "reads", "atomically updates", shadow.updated_before, None
         elif kind == "store":
             other = None if changes is None else lambda lanes: changes()[lanes]
             yield "stores to", "stores another value to", shadow.stored, other
             yield "stores to", "reads", shadow.read, other
             yield "stores to", "reads", shadow.read_before, other
             yield "stores to", "atomically updates", shadow.updated, None
+            yield "stores to", "atomically updates", shadow.updated_before, None
         else:
             yield "atomically updates", "stores to", shadow.stored, None
             yield "atomically updates", "reads", shadow.read, None
@@ -250,7 +256,7 @@ class Races:
                 base, end = self.regions[key].tolist()
             shadow = self._shadows[key] = _Shadow(base, end - base, unit)
             for lanes, size, epoch, first in waiting:
-                shadow.mark_read(shadow.places(lanes, size), epoch, first)
+                shadow.mark("load", shadow.places(lanes, size), epoch, first)
         return shadow
 
     # ---- meetings

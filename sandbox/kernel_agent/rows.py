@@ -3,7 +3,7 @@
 `Rows` is the handle of a tensor of which each program has its own: its array has one axis more, the first.
 What all have in common stays a plain handle. A *twin* does to handles of both kinds what a method of Triton's
 interpreter does to those of one program, row by row the same bits. Where it cannot it raises, and nothing was
-done; batches.py then asks one program after another.
+done; together.py then asks one program after another.
 """
 
 from __future__ import annotations
@@ -23,17 +23,22 @@ Function = Callable[..., Any]
 ELEMENTWISE = frozenset(
     f"create_{name}"
     for name in (
+        "bitcast",
         "idiv", "sdiv", "udiv", "umulhi", "fma", "fabs", "erf", "rsqrt", "ashr", "extern_elementwise",
     )
 )  # fmt: skip
+
+
+# What is asked without a tensor that a program has for itself.
+_COMMON = ("get_", "create_make_range", "create_get_num_programs", "create_barrier")
 
 
 class Unlike(Exception):
     """Operands whose rows a twin cannot tell from their other axes."""
 
 
-class Rows(_Handle):  # type: ignore[misc]
-    """`data` is of shape (programs, *shape of the tensor), (programs, 1) for a scalar; `dtype` that of one."""
+class Rows(_Handle):  # type: ignore[misc,valid-type]
+    """`data` is of shape (programs, *shape of a tensor), (programs, 1) for scalars; `dtype` that of one."""
 
 
 @dataclass
@@ -201,9 +206,7 @@ def _one_by_one(function: Function) -> Function:
     def twin(*operands: Any) -> Any:
         if not any(type(handle) is Rows for handle in _handles(operands)):
             return function(*operands)
-        made = [
-            function(*[row(operand, number) for operand in operands]) for number in range(now.count)
-        ]
+        made = [function(*[row(operand, number) for operand in operands]) for number in range(now.count)]
         return rows(np.stack([handle.data for handle in made]), made[0].dtype)
 
     return twin
@@ -229,7 +232,7 @@ def twin_of(builder: Any, name: str) -> Function | None:
         return _one_by_one(method)
     if name == "create_get_program_id":
         return _program_id
-    return common(method) if name.startswith(("get_", "create_make_range", "create_get_num_programs")) else None
+    return common(method) if name.startswith(_COMMON) else None
 
 
 def reducing(function: Function, whole: Function, axis: int | None) -> Function:

@@ -12,7 +12,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from kernel_agent import courses, programs, interpret, kernel_python, launches
+from kernel_agent import accesses, courses, interpret, kernel_python, launches, together
 from triton.language.extra import libdevice
 
 SCALE = tl.constexpr(3.0)
@@ -152,7 +152,7 @@ def launched(kernel: Any, n: int = 20, grid: int = PROGRAMS) -> tuple[torch.Tens
     x = torch.randn(PROGRAMS * 32)
     y = torch.zeros_like(x)
     seen = Seen()
-    with interpret.observe(seen), interpret.judged("reversed", ordering=False) as judged:
+    with accesses.observe(seen), accesses.judged("reversed", ordering=False) as judged:
         interpret.run(kernel, (grid,), {"x_ptr": x, "y_ptr": y, "total": x.numel(), "n": n, "BLOCK": 16})
     return y, seen.told, judged.found
 
@@ -167,7 +167,7 @@ def fresh() -> Iterator[None]:
 
 def by_python(kernel: Any, n: int, monkeypatch: pytest.MonkeyPatch) -> Any:
     with monkeypatch.context() as patch:
-        patch.setattr(programs, "PROGRAMS_BEFORE", 1 << 30)
+        patch.setattr(together, "PROGRAMS_BEFORE", 1 << 30)
         return launched(kernel, n)
 
 
@@ -176,14 +176,16 @@ def by_python(kernel: Any, n: int, monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_course__does_what_python_does(
     kernel: Any, limit: str | None, fresh: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (courses, programs):
+    for module in (courses, together):
         if limit in vars(module):
             monkeypatch.setattr(module, limit, 7)
     for n in (20, 20, 13, 30, 20):
         y, told, races = launched(kernel, n)
         assert y.abs().sum() > 0
         expected = by_python(kernel, n, monkeypatch)
-        assert torch.equal(y, expected[0]) and (told, races) == expected[1:]
+        # Those that part meet at their atomics in another order.
+        same = torch.allclose if kernel is persistent_kernel else torch.equal
+        assert same(y, expected[0]) and (told, races) == expected[1:]
 
 
 # Persistent programs have one turn more, or less, and even rows or odd ones: a branch of its own each.
@@ -201,7 +203,7 @@ def test_course__is_followed_without_python(
     monkeypatch.setitem(kernel.__dict__, "_kernel_agent_function", counted)
     for _ in range(3):
         launched(kernel)
-    assert programs.PROGRAMS_BEFORE < len(runs) <= most < 3 * PROGRAMS
+    assert together.PROGRAMS_BEFORE < len(runs) <= most < 3 * PROGRAMS
 
 
 @triton.jit
@@ -217,7 +219,7 @@ def failing_kernel(x_ptr, y_ptr, total, n, BLOCK: tl.constexpr):
 def test_call_that_raises__is_told_at_its_line_and_nothing_is_done_twice() -> None:
     lines, first = inspect.getsourcelines(failing_kernel.fn)
     x, y = torch.randn(64), torch.zeros(8)
-    with pytest.raises(interpret.OutOfBounds, match=r"program \(6, 0, 0\) reads out of bounds") as caught:
+    with pytest.raises(accesses.OutOfBounds, match=r"program \(6, 0, 0\) reads out of bounds") as caught:
         interpret.run(failing_kernel, (9,), {"x_ptr": x, "y_ptr": y, "total": 64, "n": 1, "BLOCK": 16})
     line = first + next(at for at, text in enumerate(lines) if "tl.load" in text)
     places = [entry for entry in caught.traceback if str(entry.path) == __file__]

@@ -16,9 +16,8 @@ from typing import Any, Protocol
 import numpy as np
 from triton.runtime.jit import JITFunction
 
-from . import rows
-from .courses import MOST_ANSWERS, MOST_BYTES, MOST_COURSES, Course, Otherwise, Said, Slot, Step, Stretch
-from .courses import Values, Walk, answer
+from . import courses, rows
+from .courses import Course, Otherwise, Said, Slot, Step, Stretch, Values, Walk, answer
 from .remember import Memory, Unknown, note
 
 PROGRAMS_BEFORE = 2  # that their Python runs alone: then remember.py has written down what they call
@@ -65,12 +64,12 @@ class Programs:
         except Unknown:
             return
         which = tuple(key)
-        courses: dict[Any, Course] = kernel.__dict__.setdefault("_kernel_agent_courses", {})
-        if len(courses) > MOST_COURSES:
-            courses.clear()
-        course = courses.get(which)
+        known: dict[Any, Course] = kernel.__dict__.setdefault("_kernel_agent_courses", {})
+        if len(known) > courses.MOST_COURSES:
+            known.clear()
+        course = known.get(which)
         if course is None or not course.is_current():
-            course = courses[which] = Course(memory, len(self.arguments))
+            course = known[which] = Course(memory, len(self.arguments))
         self.course = course
         self.base: Values = [tensor.handle for tensor in self.arguments]
         self.known: set[Stretch] = set()  # of which the steps of the launch are done
@@ -93,7 +92,7 @@ class Programs:
         if not self.together or course is None or not course.is_promising() or not course.bytes:
             return 1
         one = max(1, course.bytes // course.slots)
-        return min(MOST_TOGETHER, MOST_BYTES // course.bytes, BYTES_TOGETHER // one)
+        return min(MOST_TOGETHER, courses.MOST_BYTES // course.bytes, BYTES_TOGETHER // one)
 
     def _run_one(self) -> None:
         course = self.course
@@ -194,7 +193,7 @@ class Programs:
         assert course is not None
         course.left += 1
         known = None
-        if course.has_room() and len(stretch.answers) < MOST_ANSWERS:
+        if course.has_room() and len(stretch.answers) < courses.MOST_ANSWERS:
             known = stretch.answers[said] = Stretch()
         self._walk(values, log, known)
 
@@ -322,9 +321,7 @@ class Together:
                 return stopped
         return None
 
-    def _each(
-        self, step: Step, stretch: Stretch, values: Values, who: np.ndarray
-    ) -> list[list[Any]] | None:
+    def _each(self, step: Step, stretch: Stretch, values: Values, who: np.ndarray) -> list[list[Any]] | None:
         """One step, by one program after another."""
         inputs, function, out, one, other, at = step
         operands = [one] if inputs == 1 else [one, other] if inputs == 2 else one
