@@ -24,9 +24,8 @@ import triton.language as tl
 from triton.language.semantic import TritonSemantic
 from triton.runtime.jit import JITFunction
 
-from .remember import Memory, Unknown, kind_of, like, note
+from .remember import Memory, kind_of, like
 
-PROGRAMS_BEFORE = 2  # that their Python runs alone: then remember.py has written down what they call
 MOST_CALLS = 12_000  # in a course; what comes after them is left to Python
 MOST_COURSES = 64  # of a kernel
 MOST_ANSWERS = 24  # to one question
@@ -48,7 +47,7 @@ class Lost(Exception):
     """What cannot be followed: an operand that no call made, a result that may depend on elements."""
 
 
-class _Otherwise(Exception):
+class Otherwise(Exception):
     """A call made something of another kind than when it was written down."""
 
     def __init__(self, made: Any) -> None:
@@ -64,7 +63,7 @@ class Slot:
 
 
 @dataclass(frozen=True)
-class _Said:
+class Said:
     """In a log: the answer to a question; or a result as it is."""
 
     value: Any
@@ -87,7 +86,7 @@ class _Call:
 
 # How many handles a function takes that remember.py wrote down (-1: all values, as they are), the function,
 # the slot of its result, the slots of one or two operands, or a list of them, and its place in the log.
-_Step = tuple[int, Function, int, Any, Any, int]
+Step = tuple[int, Function, int, Any, Any, int]
 
 
 @dataclass(eq=False)
@@ -98,9 +97,11 @@ class Stretch:
     answers: dict[int, Stretch] = field(default_factory=dict)
     whole: bool = False  # a program ends here; without that and a question: Python goes on
     sealed: bool = False
-    once: list[_Step] = field(default_factory=list)  # for each launch
-    made_once: list[int] = field(default_factory=list)  # their slots
-    steps: list[_Step] = field(default_factory=list)  # for each program
+    once: list[Step] = field(default_factory=list)  # for each launch
+    steps: list[Step] = field(default_factory=list)  # for each program
+    twins: list[Function | None] = field(default_factory=list)  # of the steps: for many programs (rows.py)
+    made_once: list[int] = field(default_factory=list)  # slots
+    constant: list[int] = field(default_factory=list)
 
 
 class Course:
@@ -112,6 +113,7 @@ class Course:
         self.before = 0  # programs that Python ran alone
         self.ended = self.left = 0  # programs that reached the end of the course, and that did not
         self.calls = 0
+        self.bytes = 0  # that a program makes, as far as is known
         self.nothing, self.slots = arguments, arguments + 1
         self.constants: dict[int, Any] = {}
         self.unasked: set[int] = set()  # slots in which no argument has a part, that may be constant
@@ -159,8 +161,8 @@ class Course:
         elif not _is_fixed(value) and not callable(value):
             self.usable = False
 
-    def seal(self, stretch: Stretch) -> Iterator[int]:
-        """Calls become steps. The slots that turn out to be constant."""
+    def seal(self, stretch: Stretch) -> None:
+        """Calls become steps."""
         stretch.sealed = True
         for call in stretch.calls:
             found = self.memory.known.get(call.key) if call.key is not None else None
@@ -168,11 +170,12 @@ class Course:
             if bare is None and hasattr(call.function, "quick"):
                 bare = call.function.quick(*call.args, **call.kwargs)
             pure = getattr(found or call.function, "pure", False) and len(call.out) == 1
+            pure = pure and call.out[0] != self.nothing
             if pure and all(slot in self.constants for slot in call.slots):
                 self.constants[call.out[0]] = call.made[0]
-                yield call.out[0]
+                stretch.constant.append(call.out[0])
                 continue
-            step: _Step = -1, functools.partial(_called, call), self.nothing, None, None, call.at
+            step: Step = -1, functools.partial(_called, call), self.nothing, None, None, call.at
             if bare is not None and len(call.out) < 2:
                 out, count = (call.out or [self.nothing])[0], len(call.slots)
                 one, other = (*call.slots, None, None)[:2]
@@ -183,6 +186,7 @@ class Course:
                 stretch.made_once += call.out
             else:
                 stretch.steps.append(step)
+                stretch.twins.append(getattr(bare, "twin", None))
             call.made = []
         stretch.calls = []
 
@@ -198,7 +202,7 @@ def _called(call: _Call, values: Values) -> None:
     """A call that is not written down, on the values of another program."""
     made = call.function(*_filled(call.args, values), **_filled(call.kwargs, values))
     if _kind(made) != call.kind:
-        raise _Otherwise(made)
+        raise Otherwise(made)
     for slot, value in zip(call.out, _values_of(made), strict=True):
         values[slot] = value
 
@@ -208,7 +212,7 @@ def _filled(value: Any, values: Values) -> Any:
     if what is Slot:
         held = values[value.number]
         return held if value.make is None else value.make(held)
-    if what is _Said:
+    if what is Said:
         return value.value
     if what in _TUPLES:
         return what([_filled(item, values) for item in value])
@@ -314,6 +318,7 @@ class Walk:
     def end(self) -> None:
         if self.stretch is not None:
             self.stretch.whole = True
+            self.course.bytes = max(self.course.bytes, self.bytes, 1)
 
     def _given(self, item: Any) -> Any:
         made = _filled(item, self.values)
@@ -344,6 +349,9 @@ class Walk:
             return
         out: list[int] = []
         item = self._result(made, out)
+        if getattr(function, "pure", False) and (out or not slots) and {course.nothing}.issuperset(out):
+            stretch.log.append(item)  # it made nothing of its own
+            return
         values = []
         if course.unasked.issuperset(slots):
             course.unasked.update(out)
@@ -383,127 +391,7 @@ class Walk:
             [value] = _values_of(made)
             self.values.append(value)
             self.bytes += _bytes_of(value)
-        out.append(slot)
-        return Slot(slot, like(made), made.dtype) if type(made) is _Tensor else Slot(slot)
-
-
-class Programs:
-    """The programs of one launch. `bound` are the arguments as the kernel's Python wants them."""
-
-    def __init__(
-        self, kernel: JITFunction, function: Function, bound: dict[str, Any], memory: Memory
-    ) -> None:
-        """`function` is the kernel's Python."""
-        self.kernel, self.function, self.bound, self.memory = kernel, function, bound, memory
-        self.course: Course | None = None
-        key: list[Any] = []
-        self.arguments: list[Any] = []
-        try:
-            for value in bound.values():
-                note(value, key, self.arguments)
-            memory.add_kinds([tensor.handle for tensor in self.arguments], key)
-        except Unknown:
-            return
-        which = tuple(key)
-        courses: dict[Any, Course] = kernel.__dict__.setdefault("_kernel_agent_courses", {})
-        if len(courses) > MOST_COURSES:
-            courses.clear()
-        course = courses.get(which)
-        if course is None or not course.is_current():
-            course = courses[which] = Course(memory, len(self.arguments))
-        self.course = course
-        self.base: Values = [tensor.handle for tensor in self.arguments]
-        self.known: set[Stretch] = set()  # of which the steps of the launch are done
-
-    def run(self) -> None:
-        """One program."""
-        course = self.course
-        if course is None or not course.is_promising():
-            self.function(**self.bound)
-        elif course.before < PROGRAMS_BEFORE:
-            course.before += 1
-            self.function(**self.bound)
+            out.append(slot)
         else:
-            self._grow()
-            values = self.base.copy()
-            if course.first is None:
-                course.first = Stretch()
-                self._walk(values, [], course.first)
-            else:
-                self._follow(course, course.first, values)
-
-    def _grow(self) -> None:
-        """A place for each slot that there is by now."""
-        assert self.course is not None
-        first = len(self.base)
-        constants = self.course.constants
-        self.base += [constants.get(slot) for slot in range(first, self.course.slots)]
-
-    def _walk(self, values: Values, log: list[Any], stretch: Stretch | None) -> None:
-        assert self.course is not None
-        walk = self.memory.watch = Walk(self.course, self.arguments, values, log, stretch)
-        walk.enter(self.kernel.fn)
-        try:
-            self.function(**self.bound)
-        finally:
-            self.memory.watch = None
-        walk.end()
-
-    def _follow(self, course: Course, stretch: Stretch, values: Values) -> None:
-        log: list[Any] = []
-        while True:
-            stopped = self._pass(course, stretch, values)
-            if stopped is not None:
-                course.left += 1
-                self._walk(values, log + stopped, None)
-                return
-            log += stretch.log
-            if stretch.question is None:
-                if stretch.whole:
-                    course.ended += 1
-                else:
-                    course.left += 1
-                    self._walk(values, log, None)
-                return
-            kind, asked = stretch.question
-            said = answer(kind, [values[o.number] if type(o) is Slot else o for o in asked])
-            log.append(_Said(said))
-            known = stretch.answers.get(said)
-            if known is None:
-                course.left += 1
-                if course.has_room() and len(stretch.answers) < MOST_ANSWERS:
-                    known = stretch.answers[said] = Stretch()
-                self._walk(values, log, known)
-                return
-            stretch = known
-
-    def _pass(self, course: Course, stretch: Stretch, values: Values) -> list[Any] | None:
-        """The calls of a stretch. None, or, where one raises or makes something else, the log until there."""
-        if not stretch.sealed:
-            for slot in course.seal(stretch):
-                self.base[slot] = values[slot] = course.constants[slot]
-        if stretch not in self.known:
-            if self._take(stretch.once, values, stretch) is not None:
-                return []
-            for slot in stretch.made_once:
-                self.base[slot] = values[slot]
-            self.known.add(stretch)
-        return self._take(stretch.steps, values, stretch)
-
-    def _take(self, steps: list[_Step], values: Values, stretch: Stretch) -> list[Any] | None:
-        at = 0
-        try:
-            for inputs, function, out, one, other, at in steps:  # noqa: B007
-                if inputs == 2:
-                    values[out] = function(values[one], values[other])
-                elif inputs == 1:
-                    values[out] = function(values[one])
-                elif inputs < 0:
-                    function(values)
-                else:
-                    values[out] = function(*[values[slot] for slot in one])
-        except _Otherwise as found:
-            return [*stretch.log[:at], _Said(found.made)]
-        except Exception:  # noqa: BLE001 (whatever it is, it is raised again, from the kernel's own line)
-            return stretch.log[:at]
-        return None
+            out.append(self.course.nothing)  # it is there already: an operand, say, that needs no broadcast
+        return Slot(slot, like(made), made.dtype) if type(made) is _Tensor else Slot(slot)

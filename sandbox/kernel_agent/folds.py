@@ -17,7 +17,7 @@ import triton.language as tl
 from triton.runtime import interpreter as _interp
 from triton.runtime.jit import JITFunction
 
-from . import remember
+from . import remember, rows
 from .courses import Slot
 
 _Handle = _interp.TensorHandle
@@ -162,5 +162,11 @@ def _quick(given: Any, axis: Any, combine_fn: Any, keep_dims: Any = False, **_: 
         operand.handle = handle
         return operations.apply_impl((operand,))
 
+    def whole(along: int, handle: Any) -> Any:
+        operands = _interp.ReduceOps(along, combine_fn, keep_dims)
+        operands.to_tensor = to_tensor
+        return operands.apply_impl((types.SimpleNamespace(handle=handle, dtype=given.element),))
+
     operations.to_tensor = to_tensor
+    apply.twin = rows.reducing(apply, whole, axis)  # type: ignore[attr-defined]
     return apply

@@ -1,13 +1,13 @@
-"""Runs one Triton kernel on the CPU, program after program, through Triton's interpreter.
+"""Runs one Triton kernel on the CPU, through Triton's interpreter.
 
-Differs from launching an interpreted function in three ways that matter here: the kernel stays a JITFunction
+Differs from launching an interpreted function in four ways that matter here: the kernel stays a JITFunction
 and can be compiled too; exceptions arrive unwrapped, with the user's file and line; every access to memory is
-checked against the tensors that the launch was given and shown to observers (bytes, atomics).
+checked against the tensors that the launch was given and shown to observers (accesses.py); programs that take
+the same way are run many at a time (together.py).
 """
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import dataclasses
 import functools
@@ -15,22 +15,22 @@ import itertools
 import random
 import types
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import triton
 import triton.compiler.code_generator  # before the language is patched: it keeps a table of its functions
 import triton.language as tl
-from torch.utils._python_dispatch import _disable_current_modes
 from triton.runtime import interpreter as _interp
 from triton.runtime.jit import JITFunction
-from triton.tools.tensor_descriptor import TensorDescriptor
 
-from . import compat, courses, folds, remember
+from . import compat, folds, remember, vocabulary
+from .accesses import MemoryBuilder, state, tensors_in
 from .kernel_python import libdevice, memory, rewritten
 from .races import Races
 from .source import words
+from .together import Program, Programs
 
 _MISSING = object()
 # Builtins that run what they are given, or that say something each time.
@@ -40,90 +40,10 @@ _ALWAYS_ANEW = words(
 )
 
 
-class Observer(Protocol):
-    """Told about each access of an interpreted kernel, after masks: `lanes` addresses of `size` bytes."""
-
-    def load(self, addresses: np.ndarray, size: int) -> None: ...
-    def store(self, addresses: np.ndarray, size: int) -> None: ...
-    def atomic(self, addresses: np.ndarray, size: int) -> None: ...
-
-
-class OutOfBounds(IndexError):
-    """A kernel read or wrote outside every tensor that it was given."""
-
-
-@dataclass
-class _State:
-    """What the running launch may touch, and who watches. Interpreted launches never nest."""
-
-    running: bool = False
-    regions: np.ndarray | None = None  # rows of (first byte, end), sorted; None: addresses are not checked
-    starts: list[int] = field(default_factory=list)  # the columns of `regions`
-    ends: list[int] = field(default_factory=list)
-    observers: list[Observer] = field(default_factory=list)
-    judged: Judged | None = None  # how launches run now, if somebody judges them
-    races: Races | None = None  # of the running launch
-
-
-@dataclass
-class Judged:
-    """Launches whose programs run in another order, and whose races are looked for.
-
-    `order`: "reversed", or a number that seeds a permutation; None is the order of the grid. `ordering`: the
-    kernel waits for other programs by atomics, maybe for those before it; it runs in the order of the grid.
-    """
-
-    order: str | int | None
-    ordering: bool
-    found: list[str] = field(default_factory=list)
-    # First bytes of the storages that were read, and written; blind: there may be others.
-    read: set[int] = field(default_factory=set)
-    wrote: set[int] = field(default_factory=set)
-    blind: bool = False
-
-    def see(self, kind: str, addresses: np.ndarray, at: int) -> None:
-        into = self.read if kind == "load" else self.wrote
-        if at >= 0:
-            into.add(_state.starts[at])
-        elif _state.regions is None:
-            self.blind = True
-        elif addresses.size:
-            places = np.unique(np.searchsorted(_state.regions[:, 0], addresses, side="right") - 1)
-            into.update(_state.regions[places, 0].tolist())
-
-
-_state = _State()
-
-
-def running() -> bool:
-    """Whether an interpreted kernel is running now, so that helpers must be interpreted too."""
-    return _state.running
-
-
-@contextlib.contextmanager
-def observe(observer: Observer) -> Iterator[None]:
-    """Show `observer` every access of the launches inside."""
-    _state.observers.append(observer)
-    try:
-        yield
-    finally:
-        _state.observers.remove(observer)
-
-
-@contextlib.contextmanager
-def judged(order: str | int | None, ordering: bool) -> Iterator[Judged]:
-    """Run the launches inside in that order, and find their races. Not nested."""
-    _state.judged = Judged(order, ordering)
-    try:
-        yield _state.judged
-    finally:
-        _state.judged = None
-
-
 def _programs(grid: tuple[int, ...]) -> list[tuple[int, int, int]]:
     nx, ny, nz = (*grid, 1, 1, 1)[:3]
     programs = list(itertools.product(range(nx), range(ny), range(nz)))
-    judged = _state.judged
+    judged = state.judged
     if judged is not None and not judged.ordering:
         if judged.order == "reversed":
             programs.reverse()
@@ -138,23 +58,39 @@ def run(kernel: JITFunction, grid: tuple[int, ...], args: Mapping[str, Any]) -> 
     function = rewritten(kernel)
     with _language(), np.errstate(all="ignore"):
         bound = {name: value if name in constexprs else _convert(value) for name, value in args.items()}
-        _state.regions = regions = _regions(args.values())
-        _state.starts, _state.ends = ([], []) if regions is None else regions.T.tolist()
+        state.open(args.values())
         builder = _interp.interpreter_builder
         builder.set_grid_dim(*(*grid, 1, 1, 1)[:3])
         programs = _programs(grid)
-        judged = _state.judged
+        judged = state.judged
         races = None
         if judged is not None and len(programs) > 1:
-            races = _state.races = Races(regions, judged.ordering, functools.partial(_name_of, args))
-        followed = courses.Programs(kernel, function, bound, memory())
-        for program in programs:
-            builder.set_grid_idx(*program)
-            if races is not None:
-                races.begin(program)
-            followed.run()
+            races = state.races = Races(state.regions, judged.ordering, functools.partial(_name_of, args))
+        alone = len(programs) < 2 or (judged.ordering if judged else vocabulary.ordering(kernel, args))
+        Programs(kernel, function, bound, memory(), _Turns(races), not alone).run(programs)
         if judged is not None and races is not None:
             judged.found += races.found.values()
+
+
+@dataclass
+class _Turns:
+    """Whose turn it is, for what programs ask and for races."""
+
+    races: Races | None
+
+    def begin(self, program: Program) -> None:
+        _interp.interpreter_builder.set_grid_idx(*program)
+        if self.races is not None:
+            self.races.begin(program)
+
+    def begin_many(self, programs: list[Program]) -> np.ndarray:
+        none = np.zeros(len(programs), np.int32)
+        return none if self.races is None else self.races.begin_many(programs)
+
+    def turn_to(self, program: Program, epoch: int) -> None:
+        _interp.interpreter_builder.set_grid_idx(*program)
+        if self.races is not None:
+            self.races.turn_to(epoch)
 
 
 def _name_of(args: Mapping[str, Any], address: int) -> tuple[str, int]:
@@ -207,7 +143,7 @@ def _patch_libdevice() -> None:
 @functools.cache
 def _patches() -> list[tuple[Any, str, Any, Any]]:
     """What the interpreter changes in triton.language: object, attribute, original, replacement."""
-    builder = _MemoryBuilder()
+    builder = MemoryBuilder()
     # With it, sums of integers are computed twice, for an assertion that the interpreter then leaves out.
     builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
     _interp._get_np_dtype = _element_type
@@ -252,6 +188,8 @@ def _quicker(memory: remember.Memory, name: str, original: Any, replacement: Any
         and "_patch_reduce_scan" in replacement.__qualname__
     ):
         replacement = _folds()[name]
+    if name == "static_assert":
+        replacement.pure = True
     watched = callable(replacement) and (builtin or isinstance(replacement, functools.partial))
     return memory.watching(replacement) if watched else replacement
 
@@ -279,12 +217,12 @@ def _undo(changes: list[tuple[Any, str, Any, Any]]) -> None:
 @contextlib.contextmanager
 def _language() -> Iterator[None]:
     """triton.language with the interpreter's functions in it, for the duration of one launch."""
-    if _state.running:
+    if state.running:
         raise RuntimeError("a kernel launches a kernel")
     changes = _patches()
     knobs = triton.knobs.runtime.__dict__
     interpret = knobs.get("interpret", False)
-    _state.running = True
+    state.running = True
     try:
         knobs["interpret"] = True
         for obj, name, _, replacement in changes:
@@ -293,9 +231,7 @@ def _language() -> Iterator[None]:
     finally:
         _undo(changes)
         knobs["interpret"] = interpret
-        _state.running = False
-        _state.regions = None
-        _state.races = None
+        state.close()
 
 
 def _convert(value: Any) -> Any:
@@ -308,168 +244,3 @@ def _convert(value: Any) -> Any:
         items = [_convert(item) for item in value]
         return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
     return _interp._implicit_cvt(value)
-
-
-def tensors_in(values: Any) -> Iterator[Any]:
-    """What kernels are given that has memory, descriptors opened."""
-    for value in values:
-        if isinstance(value, (tuple, list)):
-            yield from tensors_in(value)
-        elif isinstance(value, (TensorDescriptor, triton.runtime.jit.TensorWrapper)):
-            yield value.base
-        elif hasattr(value, "data_ptr"):
-            yield value
-
-
-def _regions(values: Any) -> np.ndarray | None:
-    """Byte ranges of the storages behind the tensors; None when one of them may hold addresses itself."""
-    spans = set()
-    for tensor in tensors_in(values):
-        if not tensor.dtype.is_floating_point and tensor.element_size() == 8 and _holds_addresses(tensor):
-            return None
-        storage = tensor.untyped_storage()
-        if storage.nbytes():
-            spans.add((storage.data_ptr(), storage.data_ptr() + storage.nbytes()))
-    return np.array(sorted(spans), dtype=np.uint64).reshape(-1, 2)
-
-
-def _holds_addresses(tensor: Any) -> bool:
-    """Grouped kernels pass tables of data_ptr() values; ordinary indices are far smaller than any address."""
-    with _disable_current_modes():  # this question is not the candidate's
-        return tensor.numel() > 0 and int(tensor.max()) >= 1 << 32
-
-
-def _see(kind: str, verb: str, ptrs: Any, mask: Any) -> tuple[np.ndarray, int, int]:
-    """Check an access, and show it to the observers. What was accessed: addresses, bytes, storage (or -1)."""
-    addresses, size = _touched(ptrs, mask)
-    at = _check(addresses, size, verb)
-    for observer in _state.observers:
-        getattr(observer, kind)(addresses, size)
-    if _state.judged is not None:
-        _state.judged.see(kind, addresses, at)
-    return addresses, size, at
-
-
-def _check(addresses: np.ndarray, size: int, verb: str) -> int:
-    """The number of the storage that has them all, -1 if there is no such one."""
-    regions = _state.regions
-    if regions is None or addresses.size == 0:
-        return -1
-    one = _inside_one(addresses, size)
-    if one >= 0:
-        return one
-    if len(regions) == 0:
-        raise OutOfBounds(f"{verb} {addresses.size} addresses, but the launch has no tensor with elements")
-    at = np.searchsorted(regions[:, 0], addresses, side="right") - 1
-    inside = (at >= 0) & (addresses + np.uint64(size) <= regions[np.maximum(at, 0), 1])
-    if inside.all():
-        return -1
-    wrong = addresses[~inside]
-    nearest = regions[max(int(at[~inside][0]), 0)]
-    past = int(wrong[0]) - int(nearest[1])
-    where = (
-        f"{past} bytes past the end"
-        if past >= 0
-        else f"{int(nearest[0]) - int(wrong[0])} bytes before the start"
-    )
-    raise OutOfBounds(
-        f"program {_interp.interpreter_builder.grid_idx} {verb} out of bounds: {wrong.size} of "
-        f"{addresses.size} "
-        f"elements, the first {where} of the nearest tensor"
-    )
-
-
-def _inside_one(addresses: np.ndarray, size: int) -> int:
-    """The number of the storage that has them all, as is usual, or -1."""
-    low, high = (
-        (int(addresses.min()), int(addresses.max())) if addresses.size > 1 else (int(addresses[0]),) * 2
-    )
-    at = bisect.bisect_right(_state.starts, low) - 1
-    return at if at >= 0 and high + size <= _state.ends[at] else -1
-
-
-def _changes(ptrs: Any, value: Any, mask: Any) -> Callable[[], np.ndarray]:
-    """For each address of a store that is about to be done: whether it changes what is there."""
-
-    def changes() -> np.ndarray:
-        addresses, size = _touched(ptrs, mask)
-        kind = np.dtype(f"u{size}")
-        at = np.ascontiguousarray(addresses)
-        before = _interp._interpreter.load(at, np.ones(at.shape, bool), np.zeros(at.shape, kind), kind)
-        values = np.broadcast_to(value.data, ptrs.data.shape)
-        if mask is not None:
-            lanes = mask if isinstance(mask, np.ndarray) else mask.data
-            values = values[np.broadcast_to(lanes, ptrs.data.shape).astype(bool)]
-        return before != np.ascontiguousarray(values).reshape(-1).view(kind)
-
-    return changes
-
-
-def _loaded(ptrs: Any, mask: Any, volatile: Any) -> None:
-    touched = _see("load", "reads", ptrs, mask)
-    if _state.races is not None:
-        (_state.races.atomic if volatile else _state.races.load)(*touched)
-
-
-def _updated(ptrs: Any, mask: Any) -> None:
-    touched = _see("atomic", "updates", ptrs, mask)
-    if _state.races is not None:
-        _state.races.atomic(*touched)
-
-
-class _MemoryBuilder(compat.Builder):
-    """Checks and reports every access, then leaves it to Triton."""
-
-    def create_load(self, ptrs: Any, cache: Any, eviction: Any, volatile: bool) -> Any:
-        _loaded(ptrs, None, volatile)
-        everywhere = _interp.TensorHandle(np.ones_like(ptrs.data, dtype=bool), tl.int1)
-        return super().create_masked_load(ptrs, everywhere, None, cache, eviction, volatile)
-
-    def create_masked_load(
-        self,
-        ptrs: Any,
-        mask: Any,
-        other: Any,
-        cache_modifier: Any,
-        eviction_policy: Any,
-        is_volatile: Any,
-    ) -> Any:
-        _loaded(ptrs, mask, is_volatile)
-        if type(mask) is type(other) is _interp.TensorHandle:
-            element = ptrs.get_element_ty()
-            kind = _interp._get_np_dtype(element)
-            return remember.made(_interp._interpreter.load(ptrs.data, mask.data, other.data, kind), element)
-        return super().create_masked_load(ptrs, mask, other, cache_modifier, eviction_policy, is_volatile)
-
-    def create_masked_store(self, ptrs: Any, value: Any, mask: Any, *rest: Any) -> Any:
-        touched = _see("store", "writes", ptrs, mask)
-        if _state.races is not None:
-            _state.races.store(*touched, _changes(ptrs, value, mask))
-        return super().create_masked_store(ptrs, value, mask, *rest)
-
-    def create_atomic_rmw(self, op: Any, ptr: Any, val: Any, mask: Any, *rest: Any) -> Any:
-        _updated(ptr, mask)
-        return super().create_atomic_rmw(op, _packed(ptr), _packed(val), _packed(mask), *rest)
-
-    def create_atomic_cas(self, ptr: Any, cmp: Any, val: Any, *rest: Any) -> Any:
-        _updated(ptr, None)
-        return super().create_atomic_cas(_packed(ptr), _packed(cmp), _packed(val), *rest)
-
-
-def _packed(handle: Any) -> Any:
-    """The same values with every lane in memory: Triton's atomics read broadcast lanes as if they were."""
-    if not isinstance(handle, _interp.TensorHandle) or handle.data.flags.c_contiguous:
-        return handle
-    return _interp.TensorHandle(np.ascontiguousarray(handle.data), handle.dtype)
-
-
-def _touched(ptrs: Any, mask: Any) -> tuple[np.ndarray, int]:
-    """Addresses of the lanes that are not masked off, and the bytes of one element."""
-    size = max(1, ptrs.get_element_ty().primitive_bitwidth // 8)
-    data = ptrs.data
-    if mask is None:
-        return data.reshape(-1), size
-    lanes = mask if isinstance(mask, np.ndarray) else mask.data
-    if lanes.shape == data.shape and lanes.dtype == np.bool_:
-        return data[lanes], size
-    return data[np.broadcast_to(lanes, data.shape).astype(bool)].reshape(-1), size

@@ -25,7 +25,7 @@ from triton.runtime.autotuner import Autotuner, Config, Heuristics
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction, KernelInterface
 
-from . import devices, interpret
+from . import accesses, devices, interpret
 from .source import words
 from .specialised import Compiler, Warmed
 
@@ -269,7 +269,7 @@ def _install() -> None:
         return Kept(again, _through(launch, len(_state.handlers) - 1))
 
     def jit_call(self: JITFunction, *args: Any, **kwargs: Any) -> Any:
-        if interpret.running():
+        if accesses.running():
             return interpret.call_helper(self, args, kwargs)
         return originals.jit_call(self, *args, **kwargs)
 

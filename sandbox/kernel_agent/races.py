@@ -19,26 +19,30 @@ list entry until something is stored in the same storage; most storages are only
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
+
+from .rows import Unlike
 
 _PAGE = np.uint64(20)  # bits of an address below the number of its page, where storages are not known
 _MOST_PENDING = 1 << 21  # lanes of loads of one storage that wait for a store
 _SYNCHRONISING = 64  # an atomic on more addresses than these is work, not a lock
 
 Program = tuple[int, int, int]
+Epochs = int | np.ndarray  # of one program, or for each address that of its program
 Name = Callable[[int], tuple[str, int]]  # of an address: the argument, and the number of the element in it
 
 
 class _Shadow:
     """One storage: for each `1 << shift` bytes the epochs of the last plain store, atomic and load, and of
-    the last load by another program than that one's. 0: never."""
+    the last atomic and load by another program than the last one's. 0: never."""
 
     def __init__(self, base: int, size: int, unit: int) -> None:
         self.base = np.uint64(base)
         self.shift = unit.bit_length() - 1
-        self.stored, self.updated, self.read, self.read_before = (
-            np.zeros(-(-size // unit), dtype=np.int32) for _ in range(4)
+        self.stored, self.updated, self.updated_before, self.read, self.read_before = (
+            np.zeros(-(-size // unit), dtype=np.int32) for _ in range(5)
         )
 
     def places(self, addresses: np.ndarray, size: int) -> np.ndarray:
@@ -52,17 +56,43 @@ class _Shadow:
     def _refine(self, unit: int) -> None:
         times = (1 << self.shift) // unit
         self.shift = unit.bit_length() - 1
-        self.stored, self.updated, self.read, self.read_before = (
-            np.repeat(epochs, times) for epochs in (self.stored, self.updated, self.read, self.read_before)
+        self.stored, self.updated, self.updated_before, self.read, self.read_before = (
+            np.repeat(epochs, times)
+            for epochs in (self.stored, self.updated, self.updated_before, self.read, self.read_before)
         )
 
-    def mark_read(self, places: np.ndarray, epoch: int, first: int) -> None:
-        """A load at `epoch` by the program whose first epoch is `first`."""
-        last = self.read[places]
-        if last.any():
-            foreign = last < first
-            self.read_before[places[foreign]] = last[foreign]
-        self.read[places] = epoch
+    def mark(self, kind: str, places: np.ndarray, epoch: Epochs, first: int) -> None:
+        """An access at `epoch` by the program whose first epoch is `first`; or by several programs, each with
+        one epoch, which rise."""
+        if kind == "store":
+            self.stored[places] = epoch
+            return
+        last, before = (
+            (self.read, self.read_before) if kind == "load" else (self.updated, self.updated_before)
+        )
+        if isinstance(epoch, np.ndarray):
+            _mark_many(last, before, places, np.repeat(epoch, len(places) // len(epoch)))
+            return
+        earlier = last[places]
+        if earlier.any():
+            foreign = (earlier > 0) & ((earlier < first) | (earlier > epoch))
+            before[places[foreign]] = earlier[foreign]
+        last[places] = epoch
+
+
+def _mark_many(last: np.ndarray, before: np.ndarray, places: np.ndarray, epochs: np.ndarray) -> None:
+    order = np.argsort(places, kind="stable")
+    places, epochs = places[order], epochs[order]
+    ends = np.flatnonzero(np.append(places[1:] != places[:-1], True))
+    groups = np.repeat(np.arange(len(ends)), np.diff(ends, prepend=-1))
+    at, newest = places[ends], epochs[ends]
+    others = epochs != newest[groups]
+    found = np.zeros(len(ends), np.int32)
+    np.maximum.at(found, groups[others], epochs[others])
+    earlier = last[at]
+    found = np.where(found > 0, found, np.where(earlier != newest, earlier, 0))
+    before[at] = np.where(found > 0, found, before[at])
+    last[at] = newest
 
 
 class Races:
@@ -74,7 +104,7 @@ class Races:
         self.regions, self.ordering, self.name = regions, ordering, name
         self.found: dict[tuple[str, str], str] = {}
         self._shadows: dict[int, _Shadow] = {}
-        self._pending: dict[int, list[tuple[np.ndarray, int, int, int]]] = {}
+        self._pending: dict[int, list[tuple[np.ndarray, int, Epochs, int]]] = {}
         self._waiting: dict[int, int] = {}
         self._programs: list[Program] = [(-1, -1, -1)]
         self._owners = [0]  # epoch -> number of its program
@@ -87,6 +117,18 @@ class Races:
         self._known = {}
         self._next()
         self._first = self._epoch
+
+    def begin_many(self, programs: list[Program]) -> np.ndarray:
+        """Programs that run together; none of them orders others. Their epochs."""
+        epochs = []
+        for program in programs:
+            self.begin(program)
+            epochs.append(self._epoch)
+        return np.array(epochs, np.int32)
+
+    def turn_to(self, epoch: int) -> None:
+        """One of those goes on alone."""
+        self._epoch = self._first = epoch
 
     def _next(self) -> None:
         self._owners.append(len(self._programs) - 1)
@@ -104,9 +146,9 @@ class Races:
                     self._shadow(key, size)
                 continue
             places = shadow.places(lanes, size)
-            self._meet("reads", "stores to", shadow.stored, places, lanes)
-            self._meet("reads", "atomically updates", shadow.updated, places, lanes)
-            shadow.mark_read(places, self._epoch, self._first)
+            for meeting in self._meetings("load", shadow, None):
+                self._meet(*meeting[:3], places, lanes)
+            shadow.mark("load", places, self._epoch, self._first)
 
     def store(self, addresses: np.ndarray, size: int, at: int, changes: Callable[[], np.ndarray]) -> None:
         """`changes()`: for each address, whether what is there becomes something else."""
@@ -114,28 +156,67 @@ class Races:
             shadow = self._shadow(key, size)
             places = shadow.places(lanes, size)
 
-            def other(lanes: np.ndarray, chosen: np.ndarray | slice = chosen) -> np.ndarray:
-                return changes()[chosen][lanes]
+            def here(chosen: np.ndarray | slice = chosen) -> np.ndarray:
+                return changes()[chosen]
 
-            self._meet("stores to", "stores another value to", shadow.stored, places, lanes, other)
-            self._meet("stores to", "reads", shadow.read, places, lanes, other)
-            self._meet("stores to", "reads", shadow.read_before, places, lanes, other)
-            self._meet("stores to", "atomically updates", shadow.updated, places, lanes)
-            shadow.stored[places] = self._epoch
+            for did, does, there, counts in self._meetings("store", shadow, here):
+                self._meet(did, does, there, places, lanes, counts)
+            shadow.mark("store", places, self._epoch, self._first)
 
     def atomic(self, addresses: np.ndarray, size: int, at: int) -> None:
         for key, lanes, _ in self._parts(addresses, at):
             shadow = self._shadow(key, size)
             places = shadow.places(lanes, size)
-            for does, epochs in (
-                ("stores to", shadow.stored),
-                ("reads", shadow.read),
-                ("reads", shadow.read_before),
-            ):
-                self._meet("atomically updates", does, epochs, places, lanes)
-            shadow.updated[places] = self._epoch
+            for did, does, there, _ in self._meetings("atomic", shadow, None):
+                self._meet(did, does, there, places, lanes)
+            shadow.mark("atomic", places, self._epoch, self._first)
         if self.ordering and addresses.size <= _SYNCHRONISING:
             self._synchronise(addresses)
+
+    def many(
+        self,
+        kind: str,
+        addresses: np.ndarray,
+        size: int,
+        at: int,
+        epochs: np.ndarray,
+        changes: Callable[[], np.ndarray] | None,
+    ) -> None:
+        """An access of programs that run together, all to storage `at`: to each address by the program of the
+        epoch beside it. Raises Unlike, before anything was noted, where two of them store to one place."""
+        if kind == "load" and at not in self._shadows:
+            self._pending.setdefault(at, []).append((addresses, size, epochs, 0))
+            self._waiting[at] = self._waiting.get(at, 0) + addresses.size
+            if self._waiting[at] > _MOST_PENDING:
+                self._shadow(at, size)
+            return
+        shadow = self._shadow(at, size)
+        places = shadow.places(addresses, size)
+        own = np.repeat(epochs, len(places) // len(addresses))
+        if kind == "store" and _meet_each_other(places):
+            raise Unlike
+        for did, does, there, counts in self._meetings(kind, shadow, changes):
+            self._meet(did, does, there, places, addresses, counts, own)
+        shadow.mark(kind, places, own, 0)
+
+    @staticmethod
+    def _meetings(kind: str, shadow: _Shadow, changes: Any) -> Iterator[tuple[str, str, np.ndarray, Any]]:
+        """What an access of a kind may meet: what it does, what others did, their epochs, and what counts."""
+        if kind == "load":
+            yield "reads", "stores to", shadow.stored, None
+            yield "reads", "atomically updates", shadow.updated, None
+            yield "reads", "atomically updates", shadow.updated_before, None
+        elif kind == "store":
+            other = None if changes is None else lambda lanes: changes()[lanes]
+            yield "stores to", "stores another value to", shadow.stored, other
+            yield "stores to", "reads", shadow.read, other
+            yield "stores to", "reads", shadow.read_before, other
+            yield "stores to", "atomically updates", shadow.updated, None
+            yield "stores to", "atomically updates", shadow.updated_before, None
+        else:
+            yield "atomically updates", "stores to", shadow.stored, None
+            yield "atomically updates", "reads", shadow.read, None
+            yield "atomically updates", "reads", shadow.read_before, None
 
     def _synchronise(self, addresses: np.ndarray) -> None:
         """What others did before their atomics on these addresses is before what comes now; and so on."""
@@ -175,7 +256,7 @@ class Races:
                 base, end = self.regions[key].tolist()
             shadow = self._shadows[key] = _Shadow(base, end - base, unit)
             for lanes, size, epoch, first in waiting:
-                shadow.mark_read(shadow.places(lanes, size), epoch, first)
+                shadow.mark("load", shadow.places(lanes, size), epoch, first)
         return shadow
 
     # ---- meetings
@@ -188,13 +269,14 @@ class Races:
         places: np.ndarray,
         lanes: np.ndarray,
         counts: Callable[[np.ndarray], np.ndarray] | None = None,
+        own: np.ndarray | None = None,
     ) -> None:
         """The running program meets at `places` those of `epochs`. `counts` says of numbers of lanes whether
-        it matters."""
+        it matters. `own`: the epochs of those that run, by place, where they are several."""
         then = epochs[places]
         if not then.any():
             return
-        foreign = (then > 0) & (then < self._first)
+        foreign = (then > 0) & ((then < self._first) | (then > self._epoch) if own is None else then != own)
         if self.ordering and self._known and foreign.any():
             foreign &= ~np.isin(then, [e for e in np.unique(then[foreign]).tolist() if self._after(e)])
         at = np.flatnonzero(foreign)
@@ -202,16 +284,22 @@ class Races:
             at = at[counts(at // (len(places) // len(lanes)))]
         if at.size:
             address = int(lanes[at[0] // (len(places) // len(lanes))])
-            self._tell(did, does, address, int(then[at[0]]))
+            now = self._epoch if own is None else int(own[at[0]])
+            self._tell(did, does, address, now, int(then[at[0]]))
 
     def _after(self, epoch: int) -> bool:
         return self._known.get(self._owners[epoch], 0) >= epoch
 
-    def _tell(self, did: str, does: str, address: int, epoch: int) -> None:
+    def _tell(self, did: str, does: str, address: int, own: int, epoch: int) -> None:
         argument, element = self.name(address)
-        now, other = self._programs[-1], self._programs[self._owners[epoch]]
+        now, other = self._programs[self._owners[own]], self._programs[self._owners[epoch]]
         self.found.setdefault(
             (argument, did + does),
             f"program {now} {did} {argument}[{element}], which program {other} {does}: "
             "on a GPU nobody knows in which order",
         )
+
+
+def _meet_each_other(places: np.ndarray) -> bool:
+    ordered = np.sort(places)
+    return bool((ordered[1:] == ordered[:-1]).any())

@@ -26,6 +26,8 @@ import triton.language as tl
 from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter as _interp
 
+from . import rows
+
 MOST_ENTRIES = 20_000  # a kernel whose numbers never repeat must not fill the memory
 SEEN = object()  # a call with operands of these kinds: the next one is worth writing down
 _CONSTANT = (
@@ -339,6 +341,7 @@ class _Writer(Writer):
         if not (result is None or type(result) is _Tensor):
             raise Unknown
         self.known: set[int] = set()  # slots that hold the same value in each call
+        self.twins: dict[str, Any] = {}  # of the functions in the text, by their names in it (rows.py)
         output = None if result is None or result.handle is None else self._slot(result.handle)
         folding = self._folded(output)
         self.pure = True  # the calls do nothing but compute
@@ -375,17 +378,25 @@ class _Writer(Writer):
     def _call(self, name: str, args: tuple[Any, ...]) -> str:
         builder = self.recorder._builder
         function, operands = _quick(builder, name, args) or (getattr(builder, name), args)
-        return f"{self._bind(function)}({', '.join(self._argument(arg) for arg in operands)})"
+        bound = self._bind(function)
+        self.twins[bound] = getattr(function, "twin", None) or _twin(builder, name, args)
+        return f"{bound}({', '.join(self._argument(arg) for arg in operands)})"
 
     def _returned(self, result: Any) -> str:
         return "None" if result is None else f"{self._bind(like(result))}({self.output})"
 
     def function(self) -> Callable[..., Any]:
-        """It has a `bare` twin that returns the handle, and says whether it is `pure`."""
+        """It has a `bare` one beside it that returns the handle, and says whether it is `pure`. The bare one
+        has a `twin` for many programs, where all that it calls has one."""
         parameters = ", ".join(f"h{slot}" for slot in range(self.recorder.inputs))
         lines = self.lines
         self.lines = [*lines, f"return {self.output}"]
         bare = self._function(parameters)
+        if None not in self.twins.values():
+            scope = self.scope
+            self.scope = {**scope, **self.twins}
+            bare.twin = self._function(parameters)  # type: ignore[attr-defined]
+            self.scope = scope
         self.lines = [*lines, f"return {self.returned}"]
         whole = self._function(parameters)
         whole.bare, whole.pure = bare, self.pure  # type: ignore[attr-defined]
@@ -438,6 +449,19 @@ def _quick(
     return None
 
 
+def _twin(builder: Any, name: str, args: tuple[Any, ...]) -> Callable[..., Any] | None:
+    """What a method of the builder does for many programs (rows.py)."""
+    found = rows.twin_of(builder, name)
+    if found is not None:
+        return found
+    method = getattr(_interp.InterpreterBuilder, name, None)
+    try:
+        how = method is not None and isinstance(method(_Probe(), *args), tuple)
+    except (AttributeError, TypeError, ValueError):
+        return None
+    return rows.elementwise(getattr(builder, name)) if how else None
+
+
 def made(data: np.ndarray, dtype: Any) -> Any:
     """A handle, without asking again whether the array's elements fit the type."""
     handle = object.__new__(_Handle)
@@ -450,6 +474,11 @@ def _bytes(dtype: Any) -> float:
     return np.inf if isinstance(dtype, tl.pointer_type) else max(8, dtype.primitive_bitwidth) // 8
 
 
+def _elementwise(function: Callable[..., Any]) -> Callable[..., Any]:
+    function.twin = rows.elementwise(function)  # type: ignore[attr-defined]
+    return function
+
+
 def _binary(op: Callable[..., Any], dtype: Any) -> Callable[..., Any]:
     most = _bytes(dtype)
 
@@ -459,7 +488,7 @@ def _binary(op: Callable[..., Any], dtype: Any) -> Callable[..., Any]:
             data = data.astype(_interp._get_np_dtype(dtype))
         return made(data, dtype)
 
-    return apply
+    return _elementwise(apply)
 
 
 def _ternary(op: Callable[..., Any], dtype: Any) -> Callable[..., Any]:
@@ -471,7 +500,7 @@ def _ternary(op: Callable[..., Any], dtype: Any) -> Callable[..., Any]:
             data = data.astype(_interp._get_np_dtype(dtype))
         return made(data, dtype)
 
-    return apply
+    return _elementwise(apply)
 
 
 def _unary(op: Callable[..., Any], dtype: Any) -> Callable[..., Any]:
@@ -481,7 +510,7 @@ def _unary(op: Callable[..., Any], dtype: Any) -> Callable[..., Any]:
         data = op(arg.data)
         return made(data, dtype) if data.itemsize <= most else _Handle(data, dtype)
 
-    return apply
+    return _elementwise(apply)
 
 
 def _splat(shape: tuple[int, ...], dtype: Any) -> Callable[..., Any]:
@@ -493,12 +522,13 @@ def _splat(shape: tuple[int, ...], dtype: Any) -> Callable[..., Any]:
         data[...] = arg.data[0] if several else arg.data
         return made(data, scalar)
 
+    apply.twin = rows.splat(apply, shape, element, scalar)  # type: ignore[attr-defined]
     return apply
 
 
 def _cast(element: np.dtype, dtype: Any) -> Callable[..., Any]:
-    return lambda src: made(src.data.astype(element), dtype)
+    return _elementwise(lambda src: made(src.data.astype(element), dtype))
 
 
 def _moved(size: int, dtype: Any) -> Callable[..., Any]:
-    return lambda ptr, offset: made(ptr.data + size * offset.data.astype(np.uint64), dtype)
+    return _elementwise(lambda ptr, offset: made(ptr.data + size * offset.data.astype(np.uint64), dtype))

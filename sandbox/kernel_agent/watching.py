@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import triton
 
-from . import draw, interpret, tensors, vocabulary
+from . import accesses, draw, tensors, vocabulary
 from .flow import Flow
 from .forward import Launch
 from .fresh_memory import poison
@@ -226,12 +226,12 @@ class Launches:
         ordering = vocabulary.ordering(launch.kernel, launch.args)
         if ordering:
             self.ordered[launch.name] = None
-        with interpret.judged(self.order, ordering) as judged:
+        with accesses.judged(self.order, ordering) as judged:
             result = launch.run()
         where = f"{launch.name} (line {launch.fn.__code__.co_firstlineno})"
         self.races |= dict.fromkeys(f"{where}: {text}" for text in judged.found)
         if self.flow is not None:
-            given = interpret.tensors_in(launch.args.values())
+            given = accesses.tensors_in(launch.args.values())
             self.flow.launched(given, None if judged.blind else judged.read, judged.wrote)
         return result
 
@@ -239,9 +239,9 @@ class Launches:
         """A launch that nobody judges. Where it may make a gradient it is seen what it wrote."""
         if self.flow is None or not self.flow.scales:
             return launch.run()
-        with interpret.judged(None, vocabulary.ordering(launch.kernel, launch.args)) as judged:
+        with accesses.judged(None, vocabulary.ordering(launch.kernel, launch.args)) as judged:
             result = launch.run()
-        given = interpret.tensors_in(launch.args.values())
+        given = accesses.tensors_in(launch.args.values())
         self.flow.forward(given, None if judged.blind else judged.wrote)
         return result
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from kernel_agent import compat, interpret, launches
+from kernel_agent import accesses, compat, launches
 from kernel_agent.launches import launch_intercept
 from sources import SANDBOX
 from triton.language.extra import libdevice
@@ -173,7 +173,7 @@ class Seen:
 
 def test_observer__masked_kernel__sees_active_lanes_only():
     x, total, seen = torch.ones(20), torch.zeros(1), Seen()
-    with interpret.observe(seen):
+    with accesses.observe(seen):
         accumulate_kernel[(2,)](x, total, 20, BLOCK=16)
     assert total.item() == 20
     assert (seen.loads, seen.stores, seen.atomics) == (80, 0, 2)
@@ -186,7 +186,7 @@ def test_bounds__one_element_too_many__is_found(n, verb):
         accumulate_kernel[(2,)](x, total, n, BLOCK=16)
         return
     with pytest.raises(
-        interpret.OutOfBounds, match=rf"program \(1, 0, 0\) {verb} out of bounds: 1 of 5 elements"
+        accesses.OutOfBounds, match=rf"program \(1, 0, 0\) {verb} out of bounds: 1 of 5 elements"
     ):
         accumulate_kernel[(2,)](x, total, n, BLOCK=16)
 
@@ -199,13 +199,13 @@ def unmasked_kernel(x_ptr, y_ptr, at):
 @pytest.mark.parametrize("at", [20, 1000, -1000])
 def test_bounds__of_a_load_without_a_mask__are_checked(at):
     x, y = torch.ones(20), torch.zeros(1)
-    with pytest.raises(interpret.OutOfBounds, match="reads out of bounds"):
+    with pytest.raises(accesses.OutOfBounds, match="reads out of bounds"):
         unmasked_kernel[(1,)](x, y, at)
 
 
 def test_observer__load_without_a_mask__is_seen():
     x, y, seen = torch.ones(20), torch.zeros(1), Seen()
-    with interpret.observe(seen):
+    with accesses.observe(seen):
         unmasked_kernel[(3,)](x, y, 7)
     assert (y.item(), seen.loads, seen.stores) == (1, 12, 12)
 
@@ -244,9 +244,9 @@ def test_language__after_a_launch__is_restored():
 
 def test_language__after_a_failing_launch__is_restored():
     before = tl.load
-    with pytest.raises(interpret.OutOfBounds):
+    with pytest.raises(accesses.OutOfBounds):
         accumulate_kernel[(2,)](torch.ones(4), torch.zeros(1), 99, BLOCK=4)
-    assert tl.load is before and not interpret.running()
+    assert tl.load is before and not accesses.running()
 
 
 @triton.jit

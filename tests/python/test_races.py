@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
 import pytest
 import torch
 import triton
 import triton.language as tl
-from kernel_agent import interpret, launches, races, vocabulary
+from kernel_agent import accesses, launches, races, vocabulary
 from kernel_agent.launches import launch_intercept
 
 
@@ -22,7 +23,7 @@ def judged(launch, order=None) -> list[str]:
     found: list[str] = []
 
     def handler(made):
-        with interpret.judged(order, vocabulary.ordering(made.kernel, made.args)) as seen:
+        with accesses.judged(order, vocabulary.ordering(made.kernel, made.args)) as seen:
             made.run()
         found.extend(seen.found)
 
@@ -54,6 +55,9 @@ def add_kernel(x_ptr, y_ptr, HOW: tl.constexpr):
         tl.store(y_ptr + p, x + tl.load(y_ptr + p - 1, mask=p > 0, other=0.0))
     elif HOW == "ahead":
         tl.store(y_ptr + p, tl.load(y_ptr + p + 1))
+    elif HOW == "over":
+        tl.atomic_add(y_ptr + 2, x)
+        tl.store(y_ptr + p, x)
     elif HOW == "own":
         tl.store(y_ptr + p, tl.load(y_ptr + p) + x)
         tl.store(y_ptr + p, 2 * tl.load(y_ptr + p))
@@ -83,6 +87,12 @@ def test_races__programs_that_meet__are_told_and_others_are_not(how, words):
         assert found == []
     else:
         assert any(re.search(words, text) for text in found), found
+
+
+@pytest.mark.parametrize("order", [None, "reversed"])
+def test_races__store_after_own_atomic__meets_the_atomics_of_others(order):
+    found = judged(lambda: add_kernel[(6,)](torch.randn(6), torch.zeros(8), HOW="over"), order)
+    assert any("stores to y_ptr[2]" in text or "updates y_ptr[2]" in text for text in found), found
 
 
 def test_races__one_program__has_none():
@@ -158,11 +168,19 @@ def test_races__loads_that_wait_for_a_store__are_kept_in_sum(most, monkeypatch):
 
 
 @triton.jit
-def visit_kernel(count_ptr, seen_ptr, WAITS: tl.constexpr):
+def visit_kernel(y_ptr):
     p = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
-    at = tl.load(count_ptr)
-    tl.store(seen_ptr + at, p)
-    tl.store(count_ptr, at + 1)
+    tl.store(y_ptr + p, p)
+
+
+class Stores:
+    """Which elements were stored to, in order."""
+
+    def __init__(self, y: torch.Tensor):
+        self.y, self.places = y, []
+
+    def store(self, addresses: np.ndarray, size: int) -> None:
+        self.places += ((addresses.astype(np.int64) - self.y.data_ptr()) // size).tolist()
 
 
 @triton.jit
@@ -172,9 +190,10 @@ def waits_kernel(count_ptr, seen_ptr):
 
 
 def visited(order) -> list[int]:
-    count, seen = torch.zeros(1, dtype=torch.int32), torch.zeros(6, dtype=torch.int32)
-    judged(lambda: visit_kernel[(3, 2)](count, seen, WAITS=False), order)
-    return seen.tolist()
+    stores = Stores(torch.zeros(6, dtype=torch.int32))
+    with accesses.observe(stores):
+        judged(lambda: visit_kernel[(3, 2)](stores.y), order)
+    return stores.places
 
 
 def test_order__reversed_or_drawn__visits_every_program_once():
@@ -189,3 +208,19 @@ def test_order__kernel_that_may_wait_for_others__runs_as_the_grid_says():
     count, seen = torch.zeros(1, dtype=torch.int32), torch.zeros(6, dtype=torch.int32)
     assert judged(lambda: waits_kernel[(6,)](count, seen), "reversed") == []
     assert seen.tolist() == list(range(6))
+
+
+@pytest.mark.parametrize("kind", ["load", "atomic"])
+@pytest.mark.parametrize("seed", range(5))
+def test_races__marks_of_many_programs__are_those_of_one_after_another(kind, seed):
+    draw = np.random.default_rng(seed)
+    one, many = races._Shadow(0, 60, 1), races._Shadow(0, 60, 1)
+    for turn in range(4):
+        epochs = np.sort(draw.choice(np.arange(1, 20), 7, replace=False)).astype(np.int32) + 20 * turn
+        own = np.repeat(epochs, 9)
+        places = draw.integers(0, 60, own.size)
+        for epoch in epochs:
+            one.mark(kind, places[own == epoch], int(epoch), int(epoch))
+        many.mark(kind, places, own, 0)
+        for name in ("stored", "updated", "updated_before", "read", "read_before"):
+            assert np.array_equal(getattr(one, name), getattr(many, name)), name

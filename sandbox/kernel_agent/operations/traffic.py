@@ -9,7 +9,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from .. import interpret
+from .. import accesses
 from ..forward import Launch, launch_intercept
 from ..modes import Mode
 from ..source import words
@@ -100,7 +100,7 @@ class Counter:
     def __enter__(self) -> Self:
         self._stack = contextlib.ExitStack()
         if self.enabled:
-            self._stack.enter_context(interpret.observe(self))
+            self._stack.enter_context(accesses.observe(self))
             self._stack.enter_context(launch_intercept(self._launched))
             self._stack.enter_context(Traffic(self))
         return self
