@@ -85,7 +85,8 @@ def small(entry: Entry) -> Entry:
     made["hidden"] = f"{shapes.get('hidden_passed', 0)}/{shapes.get('hidden', 0)}"
     made["error"] = max((g["error"] or 0 for g in entry.get("gradients", [])), default=None)
     if entry["verdict"] != "verified":
-        why = entry.get("failures") or (entry.get("error") or {}).get("message") or entry.get("stderr") or ""
+        why = entry.get("failures") or (entry.get("error") or {}).get("message")
+        why = why or shapes.get("skipped") or entry.get("stderr") or ""
         made["reason"] = reason(why if isinstance(why, str) else json.dumps(why))
     return made
 

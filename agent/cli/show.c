@@ -71,8 +71,15 @@ static void print_shapes(const json_t *shapes)
     if (json_array_size(skipped))
         printf(", %zu skipped", json_array_size(skipped));
     putchar('\n');
-    KA_EACH(skipped, i, entry)
-        printf("  skipped: %s\n", ka_text_of(entry, "reason", "?"));
+    KA_EACH(skipped, i, entry) {
+        const json_t *shape = json_object_get(entry, "shape");
+        printf("  skipped");
+        if (json_is_object(shape)) {
+            putchar(' ');
+            print_dims(shape);
+        }
+        printf(": %s\n", ka_text_of(entry, "reason", "?"));
+    }
 }
 
 static void print_not_checked(const json_t *result)

@@ -262,12 +262,13 @@ static void ask_later(struct builder *builder, const json_t *shape)
 }
 
 /* What memory holds that a candidate allocates: NaN in most cases, what fresh memory may hold as well in the
- * rest, so that code which looks whether it is judged meets both. Of those to the shape of the variants zeros
- * go to one case alone: what nobody wrote may pass for right there, and kernels that do nothing leave it. */
+ * rest, so that code which looks whether it is judged meets both. Zeros go to one case alone, to the shape of
+ * the variants: what nobody wrote may pass for right there, and kernels that do nothing leave it. It is a
+ * plain one: whatever code does to a gradient where it finds them, an upstream of zeros would hide. */
 static void draw_memory(struct builder *builder, const json_t *shape)
 {
     static const char *const memories[] = {"zero", "large", "bits"};
-    json_auto_t *there = json_array();
+    json_auto_t *there = json_array(), *plain = json_array(); /* the cases are the builder's too */
     KA_EACH(builder->cases, i, item) {
         uint64_t draw = ka_random_next(&builder->random) >> 61; /* of eight */
         if (json_object_get(item, "twice"))
@@ -275,11 +276,14 @@ static void draw_memory(struct builder *builder, const json_t *shape)
         if (draw == 1 || draw == 2)
             json_object_set_new(item, "memory", json_string(memories[draw]));
         if (json_equal(json_object_get(item, "dims"), json_object_get(shape, "dims")))
-            json_array_append(there, item);
+            json_array_append(is_plain(item, shape) ? plain : there, item);
     }
     uint64_t first = ka_random_next(&builder->random) >> 33;
-    for (size_t i = 0; i < KA_COUNT(memories) && i < json_array_size(there); i++) {
-        json_t *item = json_array_get(there, (first + i) % json_array_size(there));
+    for (size_t i = 0; i < KA_COUNT(memories); i++) {
+        const json_t *among = i == 0 ? plain : there;
+        if (!json_array_size(among))
+            continue;
+        json_t *item = json_array_get(among, (first + i) % json_array_size(among));
         json_object_set_new(item, "memory", json_string(memories[i]));
         if (i == 0)
             json_object_del(item, "noop");

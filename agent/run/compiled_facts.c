@@ -96,7 +96,7 @@ json_t *ka_run_facts_request(const struct ka_run *run, const char *entry)
 {
     json_auto_t *shapes = json_array();
     KA_EACH(run->shapes, i, shape) {
-        json_t *dims = ka_run_small(run, json_object_get(shape, "dims"));
+        json_t *dims = ka_run_interpreted(run, json_object_get(shape, "dims"));
         json_array_append_new(shapes, json_pack("{s:o, s:O, s:O}", "dims", dims, "class",
                                                 json_object_get(shape, "class"), "kind",
                                                 json_object_get(shape, "kind")));

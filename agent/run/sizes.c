@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "agent/core/plan.h"
 #include "agent/core/shapes.h"
 #include "base/each.h"
 
@@ -22,6 +23,30 @@ json_t *ka_run_small(const struct ka_run *run, json_t *dims)
     if (ka_run_on_gpu(run) && ka_shapes_scale(dims, KA_SHAPES_BUDGET, 0, &small) == 0)
         return small;
     return json_incref(dims);
+}
+
+#define SQUARE_BUDGET 4e6 /* elements, were the largest size there twice */
+
+static double largest_of(const json_t *dims)
+{
+    json_int_t largest = 1;
+    KA_EACH_MEMBER(dims, name, value) {
+        if (json_integer_value(value) > largest)
+            largest = json_integer_value(value);
+    }
+    return (double)largest;
+}
+
+json_t *ka_run_interpreted(const struct ka_run *run, json_t *dims)
+{
+    json_t *found = ka_run_small(run, dims), *smaller;
+    for (size_t level = 1; ka_run_on_gpu(run) && ka_plan_size(found) * largest_of(found) > SQUARE_BUDGET &&
+                           ka_shapes_scale(dims, KA_SHAPES_BUDGET, level, &smaller) == 0;
+         level++) {
+        json_decref(found);
+        found = smaller;
+    }
+    return found;
 }
 
 json_t *ka_run_sweep(struct ka_run *run, bool *own_cpu_sweep)
