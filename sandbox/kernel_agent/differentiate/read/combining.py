@@ -33,7 +33,7 @@ def reduce(b: Builder, input: Any, axis: Any, combine_fn: Any, keep_dims: Any = 
     if len(items) > 1:
         message = "only reductions of one value by a function of one's own are supported"
         raise Refusal(
-            "reduce", message, "For the place of the largest: tl.max(x, axis, return_indices=True)."
+            "tl.reduce", message, "For the place of the largest: tl.max(x, axis, return_indices=True)."
         )
     out, keep = items[0], bool(b.number(keep_dims))
     rank = len(out.shape)
@@ -46,11 +46,11 @@ def reduce(b: Builder, input: Any, axis: Any, combine_fn: Any, keep_dims: Any = 
 def _reduced(b: Builder, x: Node, axis: int, function: Any, keep: bool) -> Node:
     """The last of a scan, where the function is none that reductions know."""
     g: Graph = b.g
-    left, right, made = _computed(b, "reduce", x, function)
+    left, right, made = _computed(b, "tl.reduce", x, function)
     fn = _known(g, left, right, made)
     if fn in ("sum", "max", "min"):
         return g.reduce(fn, x, axis, keep)
-    scan = _scan(b, "reduce", x, function, {"axis": axis, "reverse": False})
+    scan = _scan(b, "tl.reduce", x, function, {"axis": axis, "reverse": False})
     last = g.sub(x.shape[axis], g.const(1))
     lane = g.lane(x.shape[axis], axis, len(x.shape))
     chosen = g.where(g.compare("==", lane, last), scan, g.number(0))
