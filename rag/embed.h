@@ -13,6 +13,9 @@
  * so that of the hits of 0.6 and more at least half help to write the backward (tests/retrieval), whatever
  * features and weights an embedder has: another one needs its own bend.
  *
+ * A search adds what the files say in words (rag/prose.h), which errs elsewhere: a pair whose kernels are the
+ * same has 1, one that says all that a file says 0.5 more. That sum is bent anew, to the same meaning of 0.6.
+ *
  * Change anything that alters vectors, and KA_EMBED_VERSION must grow: a store remembers who made its rows.
  */
 #ifndef KA_EMBED_H
@@ -52,6 +55,9 @@ int ka_embed(const struct ka_features *features, const struct ka_measures *measu
 
 /* From the products of the parts, -1 to 1 each, to the similarity, 0 to 1. */
 float ka_embed_similarity(float structure, float words);
+
+/* That similarity and a share of the words (rag/prose.h), 0 or more, to one similarity, 0 to 1; bent anew. */
+float ka_embed_with_prose(float similarity, float share);
 
 /* Scale to length 1; -EINVAL for a zero or non-finite vector. For any dimension. */
 int ka_embed_normalise(float *vector, size_t dim);

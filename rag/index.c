@@ -98,6 +98,23 @@ int ka_index_add(struct ka_index *index, const struct ka_index_row *row, const f
     return 0;
 }
 
+size_t ka_index_count(const struct ka_index *index)
+{
+    return index->count;
+}
+
+static int by_id(const void *key, const void *row)
+{
+    return strcmp(key, ((const struct ka_index_row *)row)->id);
+}
+
+size_t ka_index_find(const struct ka_index *index, const char *id)
+{
+    const struct ka_index_row *found =
+        index->count ? bsearch(id, index->rows, index->count, sizeof(*index->rows), by_id) : NULL;
+    return found ? (size_t)(found - index->rows) : SIZE_MAX;
+}
+
 static int add_stored(const struct ka_store_row *row, const struct ka_embedding *e, void *arg)
 {
     struct ka_index_row r = {row->id, row->path, row->op, row->schedule, e->tokens_hash};
@@ -274,6 +291,8 @@ int ka_index_search(struct ka_index *index, const struct ka_index_query *query, 
         return ka_fail(err, -EINVAL, "topk must be 1 to %d, not %zu", KA_INDEX_TOPK_MAX, query->topk);
     struct best found = {.max = 4 * query->topk + 16}, duplicates = {.max = KA_INDEX_TOPK_MAX};
     score_rows(index, query->vector);
+    for (size_t i = 0; i < index->count && query->shares; i++)
+        index->scores[i] = ka_embed_with_prose(index->scores[i], query->shares[i]);
     collect(index, query, &found, &duplicates);
     size_t *rows = ka_calloc(found.count > duplicates.count ? found.count : duplicates.count, sizeof(*rows));
     out->count = choose(index, &found, query->topk, rows);

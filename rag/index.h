@@ -33,6 +33,10 @@ struct ka_index_row {
     uint64_t tokens_hash;
 };
 
+size_t ka_index_count(const struct ka_index *index);
+/* The row of an id, in an index whose rows were added in the order of their ids; SIZE_MAX: none. */
+size_t ka_index_find(const struct ka_index *index, const char *id);
+
 /* Copies everything; the vector has unit length, or unit parts as ka_embed() makes them. -ENOMEM. */
 int ka_index_add(struct ka_index *index, const struct ka_index_row *row, const float *vector);
 
@@ -42,6 +46,7 @@ int ka_index_load(struct ka_store *store, const char *embedder, int version, siz
 
 struct ka_index_query {
     const float *vector;  /* as the rows', of the index's dim */
+    const float *shares;  /* of the words, by row (rag/prose.h); NULL where vectors are all there is */
     uint64_t tokens_hash; /* 0 when not known */
     size_t topk;          /* 1 .. KA_INDEX_TOPK_MAX */
     double min_sim;

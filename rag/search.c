@@ -66,6 +66,21 @@ static int fill_result(struct ka_search *search, const char *forward, const stru
     return 0;
 }
 
+struct shares {
+    const struct ka_index *index;
+    float *rows;
+    bool any;
+};
+
+static void take_share(const char *id, double share, void *arg)
+{
+    struct shares *shares = arg;
+    size_t row = ka_index_find(shares->index, id);
+    if (row != SIZE_MAX)
+        shares->rows[row] = (float)share;
+    shares->any = true;
+}
+
 int ka_search_run(struct ka_search *search, const struct ka_search_query *query, struct ka_search_result *out,
                   struct ka_err *err)
 {
@@ -75,10 +90,16 @@ int ka_search_run(struct ka_search *search, const struct ka_search_query *query,
                                .min_sim = query->min_sim,
                                .keep_duplicates = query->keep_duplicates};
     KA_AUTO_FREE char **excludes = ka_search_split(query->exclude ? query->exclude : "", &q.exclude_count);
+    KA_AUTO_FREE float *shares = ka_calloc(ka_index_count(search->index) + 1, sizeof(*shares));
+    struct shares by_row = {search->index, shares, false};
     struct ka_hits found = {0};
     struct ka_search_result result = {0};
     int rc =
         ka_store_embed(search->store, query->forward, strlen(query->forward), vector, &q.tokens_hash, err);
+    if (rc == 0)
+        rc = ka_store_each_share(search->store, query->forward, strlen(query->forward), take_share, &by_row,
+                                 err);
+    q.shares = by_row.any ? shares : NULL; /* nobody says any of it: vectors alone */
     q.excludes = (const char *const *)excludes;
     if (rc == 0)
         rc = ka_index_search(search->index, &q, &found, err);

@@ -1,6 +1,8 @@
 /* The pair store in SQLite. Knows no command line and no search. */
 #include "store.h"
 
+#include "prose.h"
+
 #include "base/files.h"
 #include "base/sql.h"
 
@@ -9,7 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define SCHEMA_VERSION 1
+#define SCHEMA_VERSION 2
 #define APPLICATION_ID 0x6b617072 /* "kapr" */
 #define BUSY_MS 10000
 #define VECTOR_DIM_MAX 16384
@@ -90,8 +92,8 @@ static int read_number(struct ka_store *store, const char *sql, int64_t *out, st
 static int create_schema(struct ka_store *store, struct ka_err *err)
 {
     KA_AUTO_FREE char *sql =
-        ka_format("BEGIN IMMEDIATE; %s PRAGMA application_id = %d; PRAGMA user_version = %d; COMMIT;", SCHEMA,
-                  APPLICATION_ID, SCHEMA_VERSION);
+        ka_format("BEGIN IMMEDIATE; %s %s PRAGMA application_id = %d; PRAGMA user_version = %d; COMMIT;",
+                  SCHEMA, KA_PROSE_SCHEMA, APPLICATION_ID, SCHEMA_VERSION);
     return run_sql(store, sql, err);
 }
 
@@ -191,6 +193,21 @@ int ka_store_commit(struct ka_store *store, struct ka_err *err)
 
 /* ---- writing ---- */
 
+/* The forward part of a pair, whose words are indexed. */
+static int put_prose(struct ka_store *store, const struct ka_pair *p, struct ka_err *err)
+{
+    size_t len = strlen(p->source);
+    const char *after, *marker = ka_marker_find(p->source, len, &after);
+    KA_AUTO_STMT sqlite3_stmt *stmt = NULL;
+    int rc = FIRST(store, &stmt, err, "SELECT 1 FROM pairs WHERE id = ?1", "s", p->id);
+    if (rc < 0)
+        return rc;
+    int code = rc ? ka_prose_remove(store->db, p->id) : SQLITE_OK;
+    if (code == SQLITE_OK)
+        code = ka_prose_put(store->db, p->id, p->source, marker ? (size_t)(marker - p->source) : len);
+    return code ? fail_sqlite(store, code, err) : 0;
+}
+
 int ka_store_put(struct ka_store *store, const struct ka_pair *p, const struct ka_embedding *e,
                  struct ka_err *err)
 {
@@ -199,22 +216,25 @@ int ka_store_put(struct ka_store *store, const struct ka_pair *p, const struct k
     int rc = run_sql(store, "SAVEPOINT put", err);
     if (rc)
         return rc;
-    int failed = ka_sql_run(
-        store->db,
-        "INSERT OR REPLACE INTO pairs (id, path, source, family, op, schedule, dtypes, license, title, stub,"
-        " kernels, hash, difficulty) VALUES (?1,?2,?3,?4,?5,?6,?7,?8,?9,?10,?11,?12,?13)",
-        "ssssssssssssi", p->id, p->path, p->source, p->family, p->op, p->schedule, p->dtypes, p->license,
-        p->title, p->stub, p->kernels, p->hash, (int64_t)p->difficulty);
-    if (!failed)
+    rc = put_prose(store, p, err);
+    int failed =
+        rc ? 0
+           : ka_sql_run(store->db,
+                        "INSERT OR REPLACE INTO pairs (id, path, source, family, op, schedule, dtypes, "
+                        "license, title, stub,"
+                        " kernels, hash, difficulty) VALUES (?1,?2,?3,?4,?5,?6,?7,?8,?9,?10,?11,?12,?13)",
+                        "ssssssssssssi", p->id, p->path, p->source, p->family, p->op, p->schedule, p->dtypes,
+                        p->license, p->title, p->stub, p->kernels, p->hash, (int64_t)p->difficulty);
+    if (!rc && !failed)
         failed = ka_sql_run(store->db,
                             "INSERT INTO embeddings (pair, embedder, version, dim, tokens, vector) VALUES "
                             "(?1,?2,?3,?4,?5,?6)",
                             "ssiiib", p->id, e->embedder, (int64_t)e->version, (int64_t)e->dim,
                             (int64_t)e->tokens_hash, e->vector, e->dim * sizeof(float));
-    if (failed) {
+    if (failed)
         rc = fail_sqlite(store, failed, err);
+    if (rc)
         sqlite3_exec(store->db, "ROLLBACK TO put", NULL, NULL, NULL);
-    }
     int released = run_sql(store, "RELEASE put", rc ? NULL : err);
     return rc ? rc : released;
 }
@@ -307,6 +327,14 @@ int ka_store_each_vector(struct ka_store *store, const char *embedder, int versi
             return ended;
     }
     return rc;
+}
+
+int ka_store_each_share(struct ka_store *store, const char *source, size_t len,
+                        void (*each)(const char *id, double share, void *arg), void *arg, struct ka_err *err)
+{
+    const char *after, *marker = ka_marker_find(source, len, &after);
+    int code = ka_prose_each(store->db, source, marker ? (size_t)(marker - source) : len, each, arg);
+    return code ? fail_sqlite(store, code, err) : 0;
 }
 
 int ka_store_count(struct ka_store *store, size_t *out, struct ka_err *err)

@@ -61,6 +61,11 @@ int ka_store_each_vector(struct ka_store *store, const char *embedder, int versi
                                      void *arg),
                          void *arg, struct ka_err *err);
 
+/* Call `each` for every pair whose forward says something of what a forward source (or a pair's) says in
+ * words, with its share (rag/prose.h). */
+int ka_store_each_share(struct ka_store *store, const char *source, size_t len,
+                        void (*each)(const char *id, double share, void *arg), void *arg, struct ka_err *err);
+
 int ka_store_count(struct ka_store *store, size_t *out, struct ka_err *err);
 
 int ka_store_save_measures(struct ka_store *store, const struct ka_measures *measures, struct ka_err *err);

@@ -252,6 +252,9 @@ static void embed__common_names__bring_nearer_and_never_push_away(void **state)
     assert_true(ka_embed_similarity(1, 0) == 1);
     assert_true(fabs((double)ka_embed_similarity(0.5f, 0) - 0.6) < 1e-3);
     assert_true(ka_embed_similarity(-0.2f, 0) == 0);
+    assert_true(ka_embed_with_prose(0, 0) == 0 && ka_embed_with_prose(1, 3) == 1);
+    assert_true(ka_embed_with_prose(0.4f, 0.5f) > ka_embed_with_prose(0.4f, 0.1f));
+    assert_true(ka_embed_with_prose(0.6f, 0.5f) > ka_embed_with_prose(0.4f, 0.5f));
 }
 
 static void features__nothing_to_describe__is_an_error(void **state)

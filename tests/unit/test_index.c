@@ -56,6 +56,27 @@ static struct ka_index *fan(void)
     return index;
 }
 
+static void index__shares_of_words__bring_nearer(void **state)
+{
+    (void)state;
+    struct ka_index *index = fan();
+    struct ka_index_query q = query(2);
+    const float none[4] = {0}, first[4] = {1, 0, 0, 0};
+    assert_hits(index, &q, "a b", "");
+    q.shares = none;
+    assert_hits(index, &q, "a b", "");
+    q.shares = first;
+    assert_hits(index, &q, "c a", "");
+    ka_index_free(index);
+    index = ka_index_new(2, 0);
+    add(index, "a", "a.py", "", "", 1, 0);
+    add(index, "c", "c.py", "", "", 2, 0);
+    assert_int_equal(ka_index_count(index), 2);
+    assert_int_equal(ka_index_find(index, "c"), 1);
+    assert_int_equal(ka_index_find(index, "b"), SIZE_MAX);
+    ka_index_free(index);
+}
+
 static void index__topk_and_min_sim__bound_the_hits(void **state)
 {
     (void)state;
@@ -173,6 +194,7 @@ static void index__many_rows__gives_the_same_as_sorting_all(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(index__shares_of_words__bring_nearer),
         cmocka_unit_test(index__topk_and_min_sim__bound_the_hits),
         cmocka_unit_test(index__excludes__are_substrings_of_paths),
         cmocka_unit_test(index__near_duplicates_of_the_query__are_listed_apart),

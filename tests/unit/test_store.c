@@ -75,6 +75,12 @@ static void store__pairs__come_back_after_reopening(void **state)
     ka_store_close(store);
 }
 
+static void tell(const char *id, double share, void *arg)
+{
+    assert_true(share > 0);
+    strcat(strcat(arg, id), " ");
+}
+
 static void store__pair_put_twice__is_replaced_with_its_vectors(void **state)
 {
     struct place *place = *state;
@@ -88,11 +94,18 @@ static void store__pair_put_twice__is_replaced_with_its_vectors(void **state)
     assert_int_equal(ka_store_get(store, "rows", &pair, NULL), 0);
     assert_string_equal(pair.schedule, "partials_then_reduce");
     ka_pair_free(&pair);
+    put(store, "dataset/matmul/dot.py", DOT_PAIR, "e", 1);
+    put(store, "dataset/matmul/other.py", DOT_PAIR, "e", 1);
+    char told[32] = "";
+    assert_int_equal(ka_store_each_share(store, ROW_PAIR, strlen(ROW_PAIR), tell, told, NULL), 0);
+    assert_string_equal(told, "rows ");
     ka_store_close(store);
     sqlite3 *db = NULL;
     assert_int_equal(sqlite3_open(place->path, &db), SQLITE_OK);
     sqlite3_stmt *stmt = NULL;
-    assert_int_equal(sqlite3_prepare_v2(db, "SELECT group_concat(embedder) FROM embeddings", -1, &stmt, NULL),
+    assert_int_equal(sqlite3_prepare_v2(db,
+                                        "SELECT group_concat(embedder) FROM embeddings WHERE pair = 'rows'",
+                                        -1, &stmt, NULL),
                      SQLITE_OK);
     assert_int_equal(sqlite3_step(stmt), SQLITE_ROW);
     assert_string_equal((const char *)sqlite3_column_text(stmt, 0), "e");
@@ -164,10 +177,10 @@ static void store__missing_damaged_foreign_or_newer_file__is_explained(void **st
     unlink(place->path);
     ka_store_close(create(place));
     assert_int_equal(sqlite3_open(place->path, &db), SQLITE_OK);
-    sqlite3_exec(db, "PRAGMA user_version = 2", NULL, NULL, NULL);
+    sqlite3_exec(db, "PRAGMA user_version = 9", NULL, NULL, NULL);
     sqlite3_close(db);
     assert_int_equal(ka_store_open(place->path, KA_STORE_READ, &store, &err), -EPROTO);
-    assert_non_null(strstr(err.msg, "schema 2"));
+    assert_non_null(strstr(err.msg, "schema 9"));
     assert_null(store);
 }
 
