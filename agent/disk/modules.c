@@ -21,6 +21,8 @@
 struct freezing {
     char *folders[KA_MODULES_FOLDERS];
     size_t folder_count;
+    size_t installed; /* the first of them where `pip install -e` may have left links to files */
+    bool linked;      /* what is looked at is in one of those */
     const char *into;
     json_t *texts; /* name below its folder -> hash of the text */
     size_t bytes;
@@ -33,6 +35,12 @@ static bool exists(const char *path, mode_t kind)
 {
     struct stat st;
     return lstat(path, &st) == 0 && (st.st_mode & S_IFMT) == kind;
+}
+
+static bool is_file(const struct freezing *f, const char *path)
+{
+    struct stat st;
+    return exists(path, S_IFREG) || (f->linked && stat(path, &st) == 0 && S_ISREG(st.st_mode));
 }
 
 static int copy(const struct freezing *f, const char *name, const struct ka_buf *text)
@@ -98,7 +106,7 @@ static int freeze_folder(struct freezing *f, const char *above, const char *name
         if (entry->d_name[0] == '.' || strcmp(entry->d_name, "__pycache__") == 0)
             continue;
         KA_AUTO_FREE char *below = ka_path_join(name, entry->d_name), *full = ka_path_join(above, below);
-        if (is_python(entry->d_name) && exists(full, S_IFREG))
+        if (is_python(entry->d_name) && is_file(f, full))
             rc = freeze_file(f, above, below);
         else if (exists(full, S_IFDIR) && !holds_runs(full))
             rc = freeze_folder(f, above, below, depth + 1);
@@ -114,9 +122,9 @@ static int freeze_of(struct freezing *f, const char *folder, const char *top)
     KA_AUTO_FREE char *file = ka_format("%s.py", top), *as_file = ka_path_join(folder, file);
     KA_AUTO_FREE char *as_folder = ka_path_join(folder, top);
     KA_AUTO_FREE char *marker = ka_path_join(as_folder, "__init__.py");
-    if (exists(as_folder, S_IFDIR) && (exists(marker, S_IFREG) || !exists(as_file, S_IFREG)))
+    if (exists(as_folder, S_IFDIR) && (is_file(f, marker) || !is_file(f, as_file)))
         return freeze_folder(f, folder, top, 0);
-    return exists(as_file, S_IFREG) ? freeze_file(f, folder, file) : 1;
+    return is_file(f, as_file) ? freeze_file(f, folder, file) : 1;
 }
 
 /* `name` up to its first dot, if it is a module of one of the folders. */
@@ -129,9 +137,13 @@ static int freeze_module(struct freezing *f, const char *name, size_t len)
     if (len == 0 || len > NAME_MAX_LEN)
         return 0;
     KA_AUTO_FREE char *top = ka_format("%.*s", (int)len, name);
+    bool linked = f->linked;
     int rc = 1;
-    for (size_t i = 0; i < f->folder_count && rc == 1; i++)
+    for (size_t i = 0; i < f->folder_count && rc == 1; i++) {
+        f->linked = i >= f->installed;
         rc = freeze_of(f, f->folders[i], top);
+    }
+    f->linked = linked;
     return rc == 1 ? 0 : rc;
 }
 
@@ -294,6 +306,7 @@ static int freeze_all(struct freezing *f, const struct ka_modules_req *req)
         if (*package)
             f->folders[f->folder_count++] = ka_strdup(above);
         rc = add_path(f, req->path);
+        f->installed = f->folder_count;
         add_installed(f, req->installed);
         if (rc == 0 && relative)
             rc = freeze_package(f, above, package);
@@ -303,7 +316,7 @@ static int freeze_all(struct freezing *f, const struct ka_modules_req *req)
 
 int ka_modules_freeze(const struct ka_modules_req *req, struct ka_modules *found, struct ka_err *err)
 {
-    struct freezing f = {.into = req->into, .texts = json_object(), .err = err};
+    struct freezing f = {.installed = SIZE_MAX, .into = req->into, .texts = json_object(), .err = err};
     int rc = freeze_all(&f, req);
     *found = (struct ka_modules){.count = json_object_size(f.texts)};
     if (found->count) {

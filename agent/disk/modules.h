@@ -7,7 +7,7 @@
  * __init__.py), in the folders of `path`, and in those of `installed`, in this order; for a pair that an
  * earlier run left in its folder, among that run's copies. A relative import brings the whole package, and
  * its dotted name into the file .package beside the copies: the forward is imported as a module of it. Links
- * are not followed. Blocking. */
+ * are not followed, but for those to files in `installed`, as a strict `pip install -e` makes. Blocking. */
 #ifndef KA_MODULES_H
 #define KA_MODULES_H
 

@@ -317,15 +317,21 @@ sys.meta_path.append(Finder)
 """
 
 
-@pytest.mark.parametrize("way", ["folder", "finder"])
+@pytest.mark.parametrize("way", ["folder", "finder", "links"])
 def test_packages_installed_for_editing_are_found(way: str, agent: Agent, tmp_path: Path) -> None:
-    """`pip install -e` adds their folder to the path, or a finder that knows their folders."""
+    """`pip install -e` adds their folder to the path, or a finder that knows their folders, or, if it is to
+    be strict, a folder of links to their files."""
     source = tmp_path / "project" / "src"
     source.mkdir(parents=True)
     file = written(source).rename(tmp_path / "square.py")
     (source / "helpers").mkdir()
     (source / "helpers.py").rename(source / "helpers" / "__init__.py")
-    pth = f"{source}\n" if way == "folder" else "import mine_finder\n"
+    tree = tmp_path / "project" / "build" / "__editable__.mine-0.1-py3-none-any"
+    for module in source.rglob("*.py") if way == "links" else ():
+        link = tree / module.relative_to(source)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(module)
+    pth = {"folder": f"{source}\n", "finder": "import mine_finder\n", "links": f"{tree}\n"}[way]
     python = environment(tmp_path / "venv", pth, mine_finder=FINDER.format(source))
     result = agent("inspect", file, "--python", python)
     assert result.code == 0, result.err
