@@ -315,12 +315,30 @@ def test_tuned_kernel__that_adds_to_what_no_trial_clears__is_rejected(configs, m
     assert ("autotune" in {rule for rule, _ in rejected(source)}) == found
 
 
-@pytest.mark.parametrize("setting", ["torch.is_autocast_enabled()", "torch.compiler.is_compiling()"])
+SETTINGS = [
+    "torch.is_autocast_enabled()", "torch.compiler.is_compiling()", "torch.get_float32_matmul_precision()",
+    "torch.backends.cuda.matmul.allow_tf32",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
 def test_setting_of_torch__that_no_case_changes__is_rejected(setting):
     source = SCALE_PAIR.replace(LAUNCH, LAUNCH + f"        wide = {setting}\n")
     assert {rule for rule, _ in rejected(source)} == {"forbidden"}
     by_hand = source.replace("# ---- backward ----", "")
     assert ["no case" in message for message in notes_of(by_hand, "asks for")] == [True]
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_setting_of_torch__that_the_stub_asks_for_itself__is_asked_in_the_forward_only(setting):
+    asks = f"    wide = {setting}\n"
+    source = SCALE_PAIR
+    for line in ("    y = torch.empty_like(x)\n", "        ctx.factor = factor\n"):
+        assert line in source
+        source = source.replace(line, (asks if "empty" in line else "    " + asks) + line)
+    assert rejected(source) == set()
+    backward = source.replace(LAUNCH, LAUNCH + f"        wide = {setting}\n")
+    assert {rule for rule, _ in rejected(backward)} == {"forbidden"}
 
 
 def test_operation__in_a_child__executes_nothing(run_op, write):

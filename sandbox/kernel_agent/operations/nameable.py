@@ -119,7 +119,8 @@ TRAINING = words("is_leaf grad retains_grad is_inference is_shared")
 # Settings of torch around a call: a check leaves them as they are.
 AROUND = frozenset(
     {f"torch.{name}" for name in words("is_autocast_enabled get_autocast_gpu_dtype get_autocast_dtype")}
-    | {"torch.compiler.is_compiling"}
+    | {"torch.compiler.is_compiling", "torch.get_float32_matmul_precision"}
+    | {f"torch.backends.{name}.allow_tf32" for name in ("cuda.matmul", "cudnn")}
 )
 VALUES = words(
     """tolist numpy from_numpy untyped_storage typed_storage storage frombuffer asarray apply_ map_ map2_

@@ -673,6 +673,7 @@ class _Scanner:
             rule, severity = ("forbidden", "reject") if mine else ("note", "note")
             message = f"asks for {path}: no case of a check changes it, so that no gradient may hang on it"
             yield Finding(rule, severity, node.lineno, message)
+            return
         if path == "torch.is_grad_enabled" and node not in self.forward_side:
             message = f"asks for {path} in a backward: its gradient is the same while it is recorded itself"
             yield Finding("forbidden", "reject", node.lineno, message)
