@@ -132,6 +132,13 @@ def test_constant_argument_of_a_helper__has_no_gradient(write: Callable[[str], P
         source = source.replace(old, new)
     dims = {"M": 3, "N": 8, "more": 0}
     assert "d_table" not in draft(write(source), dims)["backward"]
+    stub = "    return launched(x, table, x.shape[1] - more)\n"
+    assert stub in source
+    for ways in ("x, table = (t.contiguous() for t in (x, table))", "x, table = x.contiguous(), table * 2"):
+        unpacked = source.replace(stub, f"    {ways}\n{stub}")
+        assert "d_table" not in draft(write(unpacked), dims)["backward"], ways
+    chosen = source.replace(stub, f"    x, table = (t if t.shape else x for t in (x, table))\n{stub}")
+    assert "d_table" in draft(write(chosen), dims)["backward"]
     handed = source.replace("@autodiff", "KNOWN = {'launched': launched}\n\n\n@autodiff")
     assert "d_table" in draft(write(handed), dims)["backward"]
 

@@ -8,6 +8,7 @@ written.
 from __future__ import annotations
 
 import ast
+import copy
 from collections.abc import Iterator
 
 from .host_functions import Method
@@ -64,9 +65,10 @@ class Host:
         else:
             return
         for target in targets:
-            for name in ast.walk(target):
-                if isinstance(name, ast.Name):
-                    self.assigned.setdefault(name.id, []).append(value)
+            for part, own in _unpacked(target, value):
+                for name in ast.walk(part):
+                    if isinstance(name, ast.Name):
+                        self.assigned.setdefault(name.id, []).append(own)
 
     def changes(self, written: ast.expr) -> bool:
         """Whether a tensor that carries no gradient may carry one in another call: the host chooses it, or
@@ -209,3 +211,34 @@ def _valued(node: ast.AST) -> Iterator[ast.AST]:
     for part in ast.iter_child_nodes(node):
         if not (isinstance(node, ast.IfExp) and part is node.test):
             yield from _valued(part)
+
+
+def _unpacked(target: ast.expr, value: ast.expr | None) -> list[tuple[ast.expr, ast.expr | None]]:
+    """What is assigned, each with its own value where that is written out: `x, c = x + 1, c` and
+    `x, c = (t.contiguous() for t in (x, c))`."""
+    if not isinstance(target, (ast.Tuple, ast.List)) or any(isinstance(t, ast.Starred) for t in target.elts):
+        return [(target, value)]
+    values = _items(value)
+    if len(values) != len(target.elts) or any(isinstance(v, ast.Starred) for v in values):
+        return [(target, value)]
+    return list(zip(target.elts, values, strict=True))
+
+
+def _items(value: ast.expr | None) -> list[ast.expr]:
+    if isinstance(value, (ast.Tuple, ast.List)):
+        return value.elts
+    if not isinstance(value, (ast.GeneratorExp, ast.ListComp)) or len(value.generators) != 1:
+        return []
+    (one,) = value.generators
+    if one.ifs or not isinstance(one.target, ast.Name) or not isinstance(one.iter, (ast.Tuple, ast.List)):
+        return []
+    name = one.target.id
+    return [_Replace(name, item).visit(copy.deepcopy(value.elt)) for item in one.iter.elts]
+
+
+class _Replace(ast.NodeTransformer):
+    def __init__(self, name: str, item: ast.expr) -> None:
+        self.name, self.item = name, item
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return self.item if node.id == self.name else node
