@@ -20,6 +20,8 @@ from typing import IO, Any
 
 OUTPUT_MAX = 32 << 20
 _running: set[subprocess.Popen[bytes]] = set()
+_starting = threading.Lock()  # held until what is started is among those that run
+_closed = False
 
 
 def argv(command: Iterable[object]) -> list[str]:
@@ -111,8 +113,11 @@ def run(
     grandchild holds."""
     started = time.monotonic()
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        process = start(command, out, err, env, cwd)
-        _running.add(process)
+        with _starting:
+            if _closed:
+                return Ended(None, "", "", 0.0)
+            process = start(command, out, err, env, cwd)
+            _running.add(process)
         code: int | None = None
         with contextlib.suppress(subprocess.TimeoutExpired):
             code = process.wait(max(0.0, limit))
@@ -122,8 +127,12 @@ def run(
 
 
 def end_all() -> None:
-    """Ends what run() runs at this moment, in whatever thread."""
-    for process in tuple(_running):
+    """Ends what run() runs at this moment, in whatever thread; it starts nothing from here on."""
+    global _closed
+    with _starting:
+        _closed = True
+        running = tuple(_running)
+    for process in running:
         end(process)
 
 

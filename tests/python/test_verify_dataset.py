@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -118,6 +119,29 @@ def test_several_cards__each_check_has_one(place, monkeypatch, device, told):
     assert place.call("--device", device, "--jobs", "2")[0] == 0
     asked = [line.split()[2:] for line in place.log.read_text().splitlines()]
     assert len(asked) == 3 and all(bool(told) == (len(card) == 1 and card[0] in told) for card in asked)
+
+
+def test_end_all__ends_what_is_just_being_started_and_lets_nothing_start(monkeypatch):
+    monkeypatch.setattr(bounded, "_closed", False)
+    start, begun, go_on = bounded.start, threading.Event(), threading.Event()
+
+    def slow(*args):
+        process = start(*args)
+        begun.set()
+        go_on.wait()
+        return process
+
+    monkeypatch.setattr(bounded, "start", slow)
+    with ThreadPoolExecutor(2) as pool:
+        running = pool.submit(bounded.run, ["sleep", "1000"], 60)
+        begun.wait()
+        ending = pool.submit(bounded.end_all)
+        with pytest.raises(TimeoutError):
+            ending.result(0.2)  # it waits for what is being started
+        go_on.set()
+        assert running.result().code == -signal.SIGTERM
+        ending.result()
+    assert bounded.run(["sleep", "1000"], 60).seconds == 0
 
 
 def test_all_verified__are_counted_in_the_last_line(place):
