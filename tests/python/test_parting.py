@@ -57,6 +57,11 @@ for i in range(pid):
     "while in a loop": "k = pid\nfor i in range(n):\n    while k < 3 * i:\n        y += x\n        k += 1",
     "branch": "if n > 2:\n    y = y * x\nelse:\n    y = y - x",
     "branch without another": "if n > 2:\n    y = y * x",
+    "what only one side of a branch in a loop assigns": """\
+for i in range(4):
+    if n > i:
+        t = x * i
+        y += t""",
     "branches in turn": "if n > 4:\n    y *= x\nelif n > 2:\n    y += x\nelse:\n    y = -x",
     "branch in a loop": "for i in range(6):\n    if i < n:\n        y = y * x\n    else:\n        y += i",
     "loop in a branch": "if n % 2 == 0:\n    for i in range(n):\n        y = y * x\n    y += pid",

@@ -143,7 +143,9 @@ class Sides(Apart):
         else:
             self.aside.append((self.at, some(self.names.changed, variables)))
             self.memory.programs, self.at = self.programs, torch.arange(self.programs.numel())
-        return self._go_on(side, self.before)
+        # What the first side has assigned, and nobody before, is not the second one's.
+        unset = {name: None for name in self.names.changed if name not in self.before}
+        return unset | self._go_on(side, self.before)
 
 
 class Turns(Apart):
@@ -280,6 +282,8 @@ def _same_constant(handles: list[Handle]) -> bool:
 
 def _data_together(data: list[torch.Tensor], counts: list[int], order: torch.Tensor) -> torch.Tensor:
     if len({(part.dtype, part.shape[1:]) for part in data}) > 1:
+        raise Unknown
+    if any(part.shape[0] not in (1, count) for part, count in zip(data, counts, strict=True)):
         raise Unknown
     whole = [part.expand(count, *part.shape[1:]) for part, count in zip(data, counts, strict=True)]
     return torch.cat(whole).index_select(0, order)
