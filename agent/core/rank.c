@@ -13,6 +13,7 @@
 #define SHARED (227 * 1024.0) /* bytes of it that programs can have */
 #define PROGRAMS 32.0         /* that it holds at most */
 #define ENOUGH_WARPS 16.0
+#define SPILLED_MOST 512.0
 #define FEW_PROGRAMS 32.0 /* fewer leave most of a device idle */
 
 static double number(const json_t *object, const char *name)
@@ -76,6 +77,31 @@ static bool adds(const json_t *facts)
             return true;
     }
     return false;
+}
+
+/* The most that a thread of any kernel spills, in bytes; INFINITY where one did not compile. */
+static double most_spilled(const json_t *kernels)
+{
+    double most = 0;
+    KA_EACH(kernels, i, kernel) {
+        bool failed = json_is_false(json_object_get(kernel, "ok"));
+        most = fmax(most, failed ? INFINITY : number(kernel, "spills"));
+    }
+    return most;
+}
+
+static double most_spilled_anywhere(const json_t *facts)
+{
+    double most = most_spilled(json_object_get(facts, "kernels"));
+    KA_EACH(json_object_get(facts, "cases"), i, entry)
+        most = fmax(most, most_spilled(json_object_get(entry, "kernels")));
+    return most;
+}
+
+bool ka_rank_is_hopeless(const json_t *facts, const json_t *other)
+{
+    double spilled = most_spilled_anywhere(facts);
+    return spilled > SPILLED_MOST && spilled > 2 * most_spilled_anywhere(other);
 }
 
 bool ka_rank_ends_parallelism(const json_t *facts, const json_t *other)

@@ -24,6 +24,10 @@ double ka_rank_cost(const json_t *facts);
  * atomics. The tuner takes no modelled gain for that. */
 bool ka_rank_gives_up(const json_t *facts, const json_t *other);
 
+/* Whether a kernel of a candidate did not compile, or spills more than 512 bytes of each thread, and twice
+ * what any of the other one's does: there no time need be taken. */
+bool ka_rank_is_hopeless(const json_t *facts, const json_t *other);
+
 /* Whether a candidate has fewer than 32 programs in its widest launch on the user's own sizes, and fewer
  * than the other one, and not for the sake of adding without atomics: what moves least is one program that
  * does all, and nothing is slower. No modelled gain is worth that, whoever made the move. False where these

@@ -6,10 +6,14 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/files.h"
 #include "base/log.h"
+
+#define PAUSE_NS 1000000000LL /* a turn for those who wait: they look four times a second */
 
 struct card {
     char *name; /* NULL: it is not named */
@@ -164,6 +168,20 @@ static bool is_gate_closed(const struct card *card)
     return gate >= 0 && is_locked(gate);
 }
 
+/* Whether somebody had the card alone a moment ago: the time of the file, which is empty before the first
+ * time, says so to every process. */
+static bool is_just_released(const struct card *card)
+{
+    struct stat status;
+    struct timespec now;
+    KA_AUTO_CLOSE int gate = open_lock(card, "bench", NULL);
+    if (gate < 0 || fstat(gate, &status) || !status.st_size || clock_gettime(CLOCK_REALTIME, &now))
+        return false;
+    long long since =
+        (now.tv_sec - status.st_mtim.tv_sec) * 1000000000LL + now.tv_nsec - status.st_mtim.tv_nsec;
+    return since >= 0 && since < PAUSE_NS;
+}
+
 /* Where files cannot be locked, things go on as if nobody else were there. */
 static int share(struct ka_cards *cards, struct card *card)
 {
@@ -217,6 +235,8 @@ int ka_cards_wait(struct ka_cards *cards, size_t i)
 void ka_cards_release(struct ka_cards *cards, size_t i)
 {
     struct card *card = &cards->list[i];
+    if (card->ours && card->gate >= 0 && pwrite(card->gate, "\n", 1, 0) < 0)
+        ka_log(KA_LOG_DEBUG, "a GPU's lock: %s", strerror(errno)); /* then nobody pauses */
     card->ours = false;
     close_at(&card->using);
     close_at(&card->gate);
@@ -278,6 +298,10 @@ bool ka_cards_enter_alone(struct ka_cards *cards, size_t i, bool *elsewhere)
     struct card *card = &cards->list[i];
     if (card->alone)
         return false;
+    if (!card->awaited && !card->ours && is_just_released(card)) {
+        *elsewhere = true;
+        return false;
+    }
     card->awaited = true;
     if (card->children || !lend(cards, card, i, elsewhere))
         return false;

@@ -32,7 +32,8 @@ void ka_cards_give(struct ka_cards *cards, size_t card);
 bool ka_cards_enter(struct ka_cards *cards, size_t card, bool *elsewhere);
 /* The same for one that has the card to itself, since it times kernels: it begins when those at work are
  * through, and until it leaves nobody else does. From the first call on nobody begins before it; one that
- * never began has to leave too. */
+ * never began has to leave too. For a second after somebody had the card alone it is not yet to be had so
+ * again: else those who check would wait for as long as others have something to time. */
 bool ka_cards_enter_alone(struct ka_cards *cards, size_t card, bool *elsewhere);
 void ka_cards_leave(struct ka_cards *cards, size_t card);
 void ka_cards_leave_alone(struct ka_cards *cards, size_t card, bool began);

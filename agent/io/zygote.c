@@ -358,8 +358,10 @@ static void build_args(struct ka_args *args, const struct pair *p)
     ka_args_variable(args, "PYTHONPATH", p->package_dir);
     if (bytecode)
         ka_args_variable(args, "KA_BYTECODE", bytecode);
-    if (p->gpu)
+    if (p->gpu) {
+        ka_args_variable(args, "KA_GPU", "1"); /* more is worth importing: zygote.py */
         ka_args_gpu(args, NULL);
+    }
     ka_args_add(args, "--");
     ka_args_add(args, p->python);
     ka_args_option(args, "-m", "kernel_agent.zygote");

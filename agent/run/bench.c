@@ -275,26 +275,6 @@ static json_t *shapes_of(const struct ka_settings *settings, const json_t *inspe
     return shapes;
 }
 
-static void on_inspected(void *arg, const struct ka_op_result *result)
-{
-    struct ka_bench *bench = arg;
-    bench->op = NULL;
-    if (result->status != KA_OP_OK) {
-        fail(bench, result);
-        return;
-    }
-    bench->inspect = json_incref(result->doc);
-    const json_t *functions = json_object_get(bench->inspect, "functions");
-    const char *stub = ka_text_of(json_object_get(bench->inspect, "stub"), "name", NULL);
-    if (json_array_size(functions) > 1 && stub)
-        ka_settings_set(&bench->settings.function, stub);
-    bench->shapes = shapes_of(&bench->settings, bench->inspect);
-    const char *own = ka_text_of(bench->inspect, "dtype", "float32");
-    const char *dtype = bench->settings.dtype[0] ? bench->settings.dtype : own;
-    start_op(bench, "ceilings", bench->forward,
-             json_pack("{s:O, s:s}", "cases", bench->shapes, "ceiling_dtype", dtype), on_ceilings);
-}
-
 static void on_card_due(void *arg);
 
 /* Two on one GPU would time each other, and what is checked there meanwhile too: -EAGAIN while there are
@@ -315,16 +295,45 @@ static int take_card(struct ka_bench *bench, struct ka_err *err)
     return -EAGAIN;
 }
 
+/* What comes now has the card alone. */
+static void measure(struct ka_bench *bench)
+{
+    struct ka_err err;
+    int rc = take_card(bench, &err);
+    if (rc == -EAGAIN)
+        return;
+    if (rc) {
+        give_up(bench, &err);
+        return;
+    }
+    const char *own = ka_text_of(bench->inspect, "dtype", "float32");
+    const char *dtype = bench->settings.dtype[0] ? bench->settings.dtype : own;
+    start_op(bench, "ceilings", bench->forward,
+             json_pack("{s:O, s:s}", "cases", bench->shapes, "ceiling_dtype", dtype), on_ceilings);
+}
+
 static void on_card_due(void *arg)
 {
     struct ka_bench *bench = arg;
-    struct ka_err err;
     bench->due = NULL;
-    int rc = take_card(bench, &err);
-    if (rc == 0)
-        start_op(bench, "inspect", bench->forward, NULL, on_inspected);
-    else if (rc != -EAGAIN)
-        give_up(bench, &err);
+    measure(bench);
+}
+
+static void on_inspected(void *arg, const struct ka_op_result *result)
+{
+    struct ka_bench *bench = arg;
+    bench->op = NULL;
+    if (result->status != KA_OP_OK) {
+        fail(bench, result);
+        return;
+    }
+    bench->inspect = json_incref(result->doc);
+    const json_t *functions = json_object_get(bench->inspect, "functions");
+    const char *stub = ka_text_of(json_object_get(bench->inspect, "stub"), "name", NULL);
+    if (json_array_size(functions) > 1 && stub)
+        ka_settings_set(&bench->settings.function, stub);
+    bench->shapes = shapes_of(&bench->settings, bench->inspect);
+    measure(bench);
 }
 
 int ka_bench_start(struct ka_app *app, const struct ka_bench_req *req, struct ka_bench **out,
@@ -351,11 +360,7 @@ int ka_bench_start(struct ka_app *app, const struct ka_bench_req *req, struct ka
         rc = copy_file(bench, err);
     }
     if (rc == 0)
-        rc = take_card(bench, err);
-    if (rc == 0)
         rc = try_op(bench, "inspect", bench->forward, NULL, on_inspected, err);
-    else if (rc == -EAGAIN)
-        rc = 0;
     if (rc) {
         ka_bench_free(bench);
         return rc;

@@ -102,7 +102,9 @@ json_t *ka_run_facts_request(const struct ka_run *run, const char *entry)
                                                 json_object_get(shape, "kind")));
     }
     json_t *request = ka_plan_facts(shapes, entry, ka_random_u64());
-    json_object_set(request, "real", largest_scaled(run));
+    json_t *largest = largest_scaled(run);
+    if (largest)
+        json_object_set_new(request, "real", json_pack("[O]", largest));
     return request;
 }
 

@@ -18,7 +18,7 @@
 #include "sizes.h"
 
 #define SHAPES_MAX 4 /* of the sweep */
-#define SECONDS 2    /* of rounds, all shapes together */
+#define SECONDS 1    /* of rounds, all shapes together */
 #define ROUNDS 25    /* at least: of fewer the interval is wide */
 
 bool ka_run_races(const struct ka_run *run)
@@ -32,8 +32,7 @@ static int by_size(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Dims of the sweep that have to pass: all, or evenly from the smallest to the largest. */
-static json_t *cases_of(const struct ka_run *run)
+json_t *ka_run_race_dims(const struct ka_run *run)
 {
     KA_AUTO_FREE json_t **dims = NULL;
     size_t count = 0;
@@ -44,11 +43,20 @@ static json_t *cases_of(const struct ka_run *run)
     if (count)
         qsort(dims, count, sizeof(*dims), by_size);
     size_t most = count < SHAPES_MAX ? count : SHAPES_MAX;
-    json_t *cases = json_array();
+    json_t *some = json_array();
     for (size_t i = 0; i < most; i++)
-        json_array_append_new(cases, json_pack("{s:I, s:O, s:I}", "id", (json_int_t)i, "dims",
-                                               dims[most > 1 ? i * (count - 1) / (most - 1) : 0], "seed",
+        json_array_append(some, dims[most > 1 ? i * (count - 1) / (most - 1) : 0]);
+    return some;
+}
+
+static json_t *cases_of(const struct ka_run *run)
+{
+    json_auto_t *some = ka_run_race_dims(run);
+    json_t *cases = json_array();
+    KA_EACH(some, i, dims) {
+        json_array_append_new(cases, json_pack("{s:I, s:O, s:I}", "id", (json_int_t)i, "dims", dims, "seed",
                                                (json_int_t)(ka_random_u64() >> 34)));
+    }
     return cases;
 }
 

@@ -17,6 +17,10 @@ typedef void (*ka_run_raced_fn)(struct ka_run *run, const struct ka_raced *raced
 /* Is this a run in which times decide: one that optimises, on a GPU? */
 bool ka_run_races(const struct ka_run *run);
 
+/* Dims of what is timed: of the sweep, what has to pass; all, or evenly from the smallest to the largest (new
+ * reference). */
+json_t *ka_run_race_dims(const struct ka_run *run);
+
 /* Time forward and backward of a pair on shapes of the sweep, in turn with the best verified candidate, with
  * the GPU to themselves. `next` runs once, unless the run's operations are cancelled. */
 void ka_run_race(struct ka_run *run, const char *pair_path, ka_run_raced_fn next);

@@ -122,6 +122,44 @@ static void on_variant_raced(struct ka_run *run, const struct ka_raced *raced)
         ka_run_tune(run, 0);
 }
 
+static void race_variant(struct ka_run *run)
+{
+    KA_AUTO_FREE char *path = variant_path(run);
+    ka_run_race(run, path, on_variant_raced);
+}
+
+/* What does not compile or spills by the kilobyte is not worth the time of a GPU that others wait for. */
+static void on_variant_lowered(struct ka_run *run, json_t *facts)
+{
+    bool hopeless = ka_run_compares(run, facts, ka_rank_is_hopeless);
+    json_decref(facts);
+    if (!hopeless) {
+        race_variant(run);
+        return;
+    }
+    ka_log(KA_LOG_INFO, "%s: by its registers no gain: not timed", run->name);
+    ka_run_tune(run, 0);
+}
+
+static void on_variant_sources(struct ka_run *run, const struct ka_op_result *result)
+{
+    if (result->status == KA_OP_SANDBOX)
+        ka_run_op_failed(run, result);
+    else if (result->status == KA_OP_OK)
+        ka_run_compile(run, result, on_variant_lowered);
+    else
+        race_variant(run);
+}
+
+/* Its kernels are compiled, all at once, before it is timed: meanwhile the GPU is free for other runs. */
+static void compile_variant(struct ka_run *run, const char *entry)
+{
+    KA_AUTO_FREE char *path = variant_path(run);
+    json_t *request = json_pack("{s:[], s:b, s:s, s:o}", "cases", "compile", 1, "entry", entry, "real",
+                                ka_run_race_dims(run));
+    ka_run_op(run, "facts", path, request, on_variant_sources);
+}
+
 static int write_variant(const struct ka_run *run, const char *backward, struct ka_err *err)
 {
     KA_AUTO_BUF struct ka_buf pair = {0};
@@ -151,11 +189,11 @@ static void on_variant(struct ka_run *run, const struct ka_op_result *result)
     }
     json_decref(run->variant);
     run->variant = json_deep_copy(result->doc);
-    KA_AUTO_FREE char *path = variant_path(run);
     if (ka_run_races(run)) {
-        ka_run_race(run, path, on_variant_raced);
+        compile_variant(run, entry);
         return;
     }
+    KA_AUTO_FREE char *path = variant_path(run);
     ka_run_op(run, "facts", path, ka_run_facts_request(run, entry), on_variant_facts);
 }
 

@@ -29,7 +29,7 @@ _OPERATIONS = {
     "sanitize": "kernel_agent.operations.sanitize",
     "differentiate": "kernel_agent.differentiate.operation",
 }
-_COMPILING = ("candidate", "differentiate", "facts", "oracle")
+_COMPILING = ("bench", "candidate", "differentiate", "facts", "oracle")
 _NEEDED = ("torch", "triton", "numpy")
 _HERE = str(Path(__file__).parents[1])
 _STARTED_IN = os.getcwd()

@@ -45,6 +45,11 @@ _PRELOADED = (
     "kernel_agent.operations.scan", "kernel_agent.operations.facts", "kernel_agent.operations.sanitize",
     "kernel_agent.differentiate.operation",
 )  # fmt: skip
+# Where kernels are launched, their graphs captured and their launches looked at without memory: 490 modules,
+# two seconds where an installation has none of them compiled.
+_PRELOADED_ON_GPU = (
+    "torch.fx.experimental.symbolic_shapes", "torch.utils._device", "kernel_agent.operations.benchmark",
+)  # fmt: skip
 
 
 def _sources(folder: str = str(Path(__file__).parent)) -> list[tuple[str, int]]:
@@ -89,10 +94,12 @@ def _preload() -> None:
     """Import what children need, and what torch imports only when it is first used: in some versions its
     compiler at the first dispatch mode, a second in every child."""
     _keep_bytecode("torch")
-    for name in _PRELOADED:
+    for name in _PRELOADED + (_PRELOADED_ON_GPU if os.environ.get("KA_GPU") else ()):
         try:
             if name == _OWN:
                 _keep_bytecode(name)
+            elif name == _PRELOADED_ON_GPU[0]:
+                _keep_bytecode("sympy")
             importlib.import_module(name)
         except ModuleNotFoundError as exc:
             if exc.name is None or not exc.name.startswith(("kernel_agent.", "torch._")):

@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 import triton
-from kernel_agent import compiled, forward, specialised
+from kernel_agent import child, compiled, forward, specialised
 from kernel_agent.errors import Unusable
 from kernel_agent.launches import launch_intercept
 from sources import SCALE_PAIR
@@ -235,6 +235,18 @@ def test_child__that_asks_for_a_compiled_kernel__says_what_it_missed_and_then_wh
         second.result["ok"] and second.result["cache"]["wanted"] == [] and second.result["cache"]["hits"] > 0
     )
     assert not list(second.scratch.glob("compile-*"))
+
+
+@pytest.mark.parametrize("op", ["bench", "candidate", "differentiate", "facts", "oracle"])
+def test_child__that_launches_kernels__asks_for_what_is_not_compiled(op, tmp_path, monkeypatch):
+    def launching(request, scratch):
+        compiled.note(compiled.Source("kernel", "module {}", ("cuda", 90, 32)))
+        return {}
+
+    monkeypatch.setattr(child, "_operation", lambda request: launching)
+    result = child._run({"op": op}, tmp_path)
+    (key,) = result["cache"]["wanted"]
+    assert (tmp_path / f"compile-{key}.json").exists()
 
 
 def test_op_compile__compiler_that_cannot_be_run__is_no_finding_about_the_kernel(tmp_path, monkeypatch):

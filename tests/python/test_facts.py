@@ -224,7 +224,7 @@ def test_case_whose_forward_raises__is_no_fault_of_the_candidate(write, tmp_path
 
 
 def of_real_sizes(path, scratch, dims):
-    request = {"file": str(path), "target": "sm_90", "compile": True, "cases": [CASE], "real": dims}
+    request = {"file": str(path), "target": "sm_90", "compile": True, "cases": [CASE], "real": [dims]}
     compiled.use(None)
     found = facts.run(request, scratch)
     compiled.leave(scratch)

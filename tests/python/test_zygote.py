@@ -56,9 +56,12 @@ print(json.dumps(state))
 @pytest.fixture(scope="module")
 def state(tmp_path_factory):
     """What PROGRAM saw."""
-    folder = tmp_path_factory.mktemp("zygote")
+    return seen_by(tmp_path_factory.mktemp("zygote"), REQUESTS)
+
+
+def seen_by(folder, requests, **variables):
     scratches = []
-    for op, source, fields in REQUESTS:
+    for op, source, fields in requests:
         scratch = folder / op
         scratch.mkdir()
         (folder / f"{op}.py").write_text(source)
@@ -72,7 +75,7 @@ def state(tmp_path_factory):
         (scratch / "request.json").write_text(json.dumps(request | {"dtype": None} | fields))
         scratches.append(str(scratch))
     one = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    environment = {**os.environ, **one, "PYTHONPATH": str(SANDBOX)}
+    environment = {**os.environ, **one, "PYTHONPATH": str(SANDBOX), **variables}
     command = [sys.executable, "-c", PROGRAM, *scratches]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -92,6 +95,13 @@ def test_preloaded_process__has_not_imported_torchs_compiler(state):
 def test_child_of_a_zygote__imports_nothing_more(op, state):
     assert state["ok"][op]
     assert state["new"][op] == []
+
+
+def test_child_of_a_zygote_on_a_gpu__imports_nothing_more_for_launches_without_memory(tmp_path):
+    requests = [("facts", SCALE_PAIR, {"cases": [], "compile": True, "real": [{"N": 64}]})]
+    state = seen_by(tmp_path, requests, KA_GPU="1")
+    assert (state["unfit"], state["cuda"], state["compiler"]) == (None, False, False)
+    assert state["ok"]["facts"] and state["new"]["facts"] == []
 
 
 @pytest.fixture

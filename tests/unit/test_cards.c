@@ -7,8 +7,11 @@
 
 #include <cmocka.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "agent/app/gpus.h"
 #include "agent/io/cards.h"
@@ -28,10 +31,19 @@ static int tear_down(void **state)
     return ka_rmtree(folder, NULL);
 }
 
+/* The second after somebody had a card alone. */
+static void let_the_pause_pass(void)
+{
+    static const struct timespec long_ago[2] = {{.tv_sec = 1}, {.tv_sec = 1}};
+    KA_AUTO_FREE char *path = ka_format("%s/kernel-agent-bench-%u-0.lock", folder, (unsigned)getuid());
+    assert_true(utimensat(AT_FDCWD, path, long_ago, 0) == 0 || errno == ENOENT);
+}
+
 static struct ka_cards *open_cards(const char *names, unsigned children)
 {
     struct ka_cards *cards = NULL;
     struct ka_err err;
+    let_the_pause_pass(); /* of the test before */
     assert_int_equal(ka_cards_new(names, children, &cards, &err), 0);
     return cards;
 }
@@ -218,6 +230,26 @@ static void child__that_is_to_be_alone__waits_for_others_and_may_give_up(void **
     assert_true(ka_cards_enter_alone(cards, 0, &elsewhere));
     assert_false(ka_cards_enter_alone(others, 0, &elsewhere)); /* two would time each other */
     ka_cards_leave_alone(cards, 0, true);
+    let_the_pause_pass();
+    assert_true(ka_cards_enter_alone(others, 0, &elsewhere));
+    ka_cards_free(others);
+    ka_cards_free(cards);
+}
+
+static void card__that_was_somebodys_alone__is_first_had_by_those_who_share_it(void **state)
+{
+    (void)state;
+    struct ka_cards *cards = open_cards("0", 4), *others = open_cards("0", 4);
+    bool elsewhere = false;
+    assert_true(ka_cards_enter_alone(cards, 0, &elsewhere));
+    ka_cards_leave_alone(cards, 0, true);
+    assert_false(ka_cards_enter_alone(others, 0, &elsewhere));
+    assert_true(elsewhere); /* so that it looks again */
+    assert_false(ka_cards_enter_alone(cards, 0, &elsewhere));
+    assert_true(enters(others, 0) && enters(cards, 0)); /* neither waits for who may not begin */
+    ka_cards_leave(others, 0);
+    ka_cards_leave(cards, 0);
+    let_the_pause_pass();
     assert_true(ka_cards_enter_alone(others, 0, &elsewhere));
     ka_cards_free(others);
     ka_cards_free(cards);
@@ -236,6 +268,7 @@ int main(void)
         cmocka_unit_test(seize__where_others_have_all_alone__is_refused),
         cmocka_unit_test(child__that_is_alone__begins_after_those_at_work_and_before_any_other),
         cmocka_unit_test(child__that_is_to_be_alone__waits_for_others_and_may_give_up),
+        cmocka_unit_test(card__that_was_somebodys_alone__is_first_had_by_those_who_share_it),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

@@ -435,6 +435,30 @@ static void rank__what_has_no_price__is_given_up_by_atomics_and_fewer_programs(v
     assert_false(ka_rank_gives_up(NULL, NULL));
 }
 
+static bool hopeless(const char *mine, int theirs)
+{
+    char text[2][128];
+    snprintf(text[0], sizeof(text[0]), "{\"cases\": [], \"kernels\": [{\"ok\": true, \"spills\": 0}, {%s}]}",
+             mine);
+    snprintf(text[1], sizeof(text[1]), "{\"cases\": [{\"kernels\": [{\"spills\": %d}]}]}", theirs);
+    json_t *facts = json(text[0]), *other = json(text[1]);
+    bool found = ka_rank_is_hopeless(facts, other);
+    json_decref(other);
+    json_decref(facts);
+    return found;
+}
+
+static void rank__what_spills_far_more__need_not_be_timed(void **state)
+{
+    (void)state;
+    assert_true(hopeless("\"ok\": true, \"spills\": 513", 0));
+    assert_false(hopeless("\"ok\": true, \"spills\": 512", 0));
+    assert_false(hopeless("\"ok\": true, \"spills\": 900", 450)); /* the other one does too */
+    assert_true(hopeless("\"ok\": true, \"spills\": 901", 450));
+    assert_true(hopeless("\"ok\": false, \"spills\": null", 9000));
+    assert_false(ka_rank_is_hopeless(NULL, NULL));
+}
+
 static void rank__what_kernels_take__is_that_of_the_users_own_sizes(void **state)
 {
     (void)state;
@@ -696,6 +720,7 @@ int main(void)
         cmocka_unit_test(plan__what_a_child_is_sent__does_not_say_which_shapes_are_hidden),
         cmocka_unit_test(rank__atomics_spills_and_launches__cost),
         cmocka_unit_test(rank__a_few_programs_in_place_of_more__end_parallelism),
+        cmocka_unit_test(rank__what_spills_far_more__need_not_be_timed),
         cmocka_unit_test(rank__what_kernels_take__is_that_of_the_users_own_sizes),
         cmocka_unit_test(rank__what_has_no_price__is_given_up_by_atomics_and_fewer_programs),
         cmocka_unit_test(rank__too_few_resident_warps__make_bytes_dearer),

@@ -55,8 +55,9 @@ def run(request: dict[str, Any], scratch: Path) -> dict[str, Any]:
         if not request.get("conduct"):
             told.pop("conduct", None)
         cases.append({"id": case["id"], "ok": True, **told})
-    dims = request.get("real")
-    real = [] if dims is None or compiler is None else _launches_of(fwd, entry, dims)
+    real: list[Launch] = []
+    for dims in (request.get("real") or []) if compiler else []:
+        real += _launches_of(fwd, entry, dims, request.get("dtype"))
     kernels = [{**made, "pass": "backward"} for made in compiler.distinct(real)] if compiler else []
     widest = max((math.prod(launch.grid) for launch in real), default=None)
     return {"cases": cases, "kernels": kernels, "widest": widest}
@@ -80,7 +81,7 @@ class _WithoutMemory(TorchFunctionMode):
         )
 
 
-def _launches_of(fwd: Forward, entry: Any, dims: dict[str, Any]) -> list[Launch]:
+def _launches_of(fwd: Forward, entry: Any, dims: dict[str, Any], dtype: str | None) -> list[Launch]:
     """The launches of a backward on sizes that nothing here could compute, as far as its host's code gets
     without values: none where shapes hang on them."""
     launches: list[Launch] = []
@@ -90,7 +91,7 @@ def _launches_of(fwd: Forward, entry: Any, dims: dict[str, Any]) -> list[Launch]
         torch.device("meta"),
         launch_intercept(launches.append),
     ):
-        args, kwargs = draw.make_inputs(fwd, dims, 0, device="meta")
+        args, kwargs = draw.make_inputs(fwd, dims, 0, device="meta", dtype=dtype)
         bound = fwd.signature.bind(*args, **kwargs)
         wanted = draw.grad_inputs(fwd, draw.bind(fwd, args, kwargs))
         leaves = {name: value.detach().requires_grad_() for name, value in wanted.items()}
