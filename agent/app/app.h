@@ -26,6 +26,7 @@ struct ka_app {
     bool gpu;                        /* runs may use one */
     struct ka_cards *cards;          /* which; NULL without */
     size_t fan_width, gpu_fan_width; /* children that one operation over many cases may have */
+    double gpu_start;                /* seconds to a context of CUDA, as of late; 0: none was opened yet */
     struct ka_app_limits {
         unsigned mem_mb, scratch_mb;
     } gpu_child;              /* what a child on the GPU may take: shapes are the user's own there */

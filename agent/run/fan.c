@@ -17,8 +17,8 @@
 #include "result.h"
 #include "sizes.h"
 
-/* Seconds that any case costs: loading, compiling, launching. On a GPU a context and libraries
- * for a child take less than half of one. */
+/* Seconds that any case costs: loading, compiling, launching. On a GPU a context and libraries for a child
+ * take less than half of one; more where many programs want one. */
 #define START 0.1
 #define CHILD_GPU 0.4
 #define ANEW_GPU 0.5 /* kernels are compiled for each kind of sizes, if nothing more is known */
@@ -253,7 +253,8 @@ static json_t *deal(const struct ka_run *run, const struct ka_fan_req *req)
         .most = width(run), .start = START, .rate = RATE, .together = req->together, .known = req->shapes};
     if (ka_run_on_gpu(run)) { /* compiling is most of it, and no shape's own */
         double known = ka_plan_seconds(req->shapes);
-        of.child = CHILD_GPU;
+        double start = run->app->gpu_start;
+        of.child = start > CHILD_GPU ? start : CHILD_GPU;
         of.anew = known > ANEW_GPU ? known : ANEW_GPU;
         of.rate = RATE_GPU;
         of.known = NULL;

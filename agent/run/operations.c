@@ -14,6 +14,8 @@
 #include "compiled_facts.h"
 #include "events.h"
 
+#define START_SHARE 0.2 /* of the newest in what contexts take of late */
+
 struct ka_run_child {
     struct ka_run *run;
     struct ka_run_child *next;
@@ -48,6 +50,14 @@ static void compile_later(struct ka_run *run, const struct ka_op_result *result)
         ka_record_add(run->record, "cache", json_deep_copy(cache));
     if (json_array_size(wanted) && run->app->cache)
         ka_compile_start(run->app, &run->settings, wanted, result->child, NULL, NULL);
+}
+
+/* How long contexts take of late: what an oracle says, since a candidate may say anything. */
+static void learn_start(struct ka_app *app, const struct ka_op_result *result)
+{
+    double seconds = ka_number_of(result->doc, "context_seconds", 0);
+    if (strcmp(result->operation, "oracle") == 0 && seconds > 0)
+        app->gpu_start += (seconds - app->gpu_start) * (app->gpu_start > 0 ? START_SHARE : 1);
 }
 
 static const char *word_of(enum ka_op_status status)
@@ -105,12 +115,14 @@ static void on_op(void *arg, const struct ka_op_result *result)
     struct ka_run *run = child->run;
     child->op = NULL;
     ka_record_add(run->record, "child",
-                  json_pack("{s:s, s:s*, s:i, s:I, s:O?, s:s, s:s}", "op", result->operation, "part",
+                  json_pack("{s:s, s:s*, s:i, s:I, s:O?, s:O*, s:s, s:s}", "op", result->operation, "part",
                             child->part, "status", (int)result->status, "ms",
                             (json_int_t)result->child->wall_ms, "seconds",
-                            json_object_get(result->doc, "seconds"), "message", result->message, "stderr",
-                            result->child->err));
+                            json_object_get(result->doc, "seconds"), "context_seconds",
+                            json_object_get(result->doc, "context_seconds"), "message", result->message,
+                            "stderr", result->child->err));
     add_to_timeline(run, child, result);
+    learn_start(run->app, result);
     if (try_again(child, result))
         return;
     if (strcmp(result->operation, "facts") != 0)

@@ -47,3 +47,13 @@ def test_result_that_cannot_be_written__is_exit_code_1(tmp_path):
     command = [sys.executable, "-m", "kernel_agent.child", str(tmp_path)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 1 and "could not be written" in done.stderr
+
+
+@pytest.mark.parametrize(("op", "device"), [("oracle", "cuda"), ("oracle", "cpu"), ("candidate", "cuda")])
+def test_oracle_on_a_gpu__tells_what_its_context_took(op, device, tmp_path, monkeypatch):
+    opened = []
+    monkeypatch.setattr("torch.cuda.synchronize", lambda: opened.append(op))
+    monkeypatch.setattr(child, "_operation", lambda request: lambda request, scratch: {})
+    result = child._run({"op": op, "device": device}, tmp_path)
+    asked = (op, device) == ("oracle", "cuda")
+    assert ("context_seconds" in result, bool(opened)) == (asked, asked)
