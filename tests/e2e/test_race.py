@@ -65,6 +65,8 @@ def test_variants_of_the_tuner__are_timed_before_they_are_checked(agent: Agent) 
     tried = done.err.count("optimise: schedule: ")
     assert tried and done.err.count("of the best's time") >= tried, done.err
     assert "modelled cost" not in done.err
+    events = [json.loads(line)["event"] for line in (Path(done.result["run_dir"]) / "run.jsonl").open()]
+    assert events.count("compile") > tried, "each variant's kernels, and the draft's"
 
 
 def test_move__that_cannot_be_timed__is_no_gain(agent: Agent, endpoint: Callable[..., Endpoint]) -> None:
