@@ -36,8 +36,10 @@ def precision():
 
 
 def tiling(D):
-    """Tiles of the walks, and the precision of dots."""
-    return {"PRECISION": precision(), "BLOCK_B": 16, "BLOCK_D": max(16, triton.next_power_of_2(D))}
+    """Tiles of the walks, and the precision of dots. A stage: no step can begin before the one before it has
+    ended, and copies of W for several would not fit a multiprocessor."""
+    blocks = {"BLOCK_B": 16, "BLOCK_D": max(16, triton.next_power_of_2(D))}
+    return {"PRECISION": precision(), **blocks, "num_stages": 1}
 
 
 @triton.jit
