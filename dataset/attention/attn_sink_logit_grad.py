@@ -31,6 +31,13 @@ def autodiff(inputs_require_grad=()):  # marks the stub for kernel-agent
 LOG2E = 1.4426950408889634
 
 
+def tiling(q):
+    """Tiles and the precision of dots."""
+    PRECISION = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
+    BLOCK_D = max(16, triton.next_power_of_2(q.shape[-1]))
+    return {"PRECISION": PRECISION, "BLOCK_M": 64, "BLOCK_N": 32, "BLOCK_D": BLOCK_D}
+
+
 @triton.jit
 def load_tile(ptr, rows, cols, N, D):
     mask = (rows[:, None] < N) & (cols[None, :] < D)
@@ -46,7 +53,7 @@ def store_tile(ptr, value, rows, cols, N, D):
 @triton.jit
 def sink_attention_kernel(
     q_ptr, k_ptr, v_ptr, sink_ptr, o_ptr, lse_ptr, H, N, D, scale_log2, LOG2E: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(1).to(tl.int64) * N
     rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -60,13 +67,13 @@ def sink_attention_kernel(
         cols = start + tl.arange(0, BLOCK_N)
         k = load_tile(k_ptr + head * D, cols, d, N, D)
         v = load_tile(v_ptr + head * D, cols, d, N, D)
-        s = tl.dot(q, tl.trans(k), input_precision="ieee") * scale_log2
+        s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale_log2
         s = tl.where((cols[None, :] <= rows[:, None]) & (cols[None, :] < N), s, -float("inf"))
         m_new = tl.maximum(m, tl.max(s, axis=1))
         p = tl.exp2(s - m_new[:, None])
         rescale = tl.exp2(m - m_new)
         total = total * rescale + tl.sum(p, axis=1)
-        acc = tl.dot(p.to(v.dtype), v, acc * rescale[:, None], input_precision="ieee")
+        acc = tl.dot(p.to(v.dtype), v, acc * rescale[:, None], input_precision=PRECISION)
         m = m_new
     store_tile(o_ptr + head * D, acc / total[:, None], rows, d, N, D)
     tl.store(lse_ptr + head + rows, m + tl.log2(total), mask=rows < N)
@@ -80,10 +87,9 @@ def sink_attention_forward(q, k, v, sink):
         raise ValueError(f"head dimension {D} does not fit one tile")
     o = torch.empty_like(q)
     lse = torch.empty((B, H, N), device=q.device, dtype=torch.float32)
-    BLOCK_D = max(16, triton.next_power_of_2(D))
     sink_attention_kernel[(triton.cdiv(N, 64), B * H)](
-        q, k, v, sink, o, lse, H, N, D, D**-0.5 * LOG2E, LOG2E=LOG2E, BLOCK_M=64, BLOCK_N=32, BLOCK_D=BLOCK_D
-    )  # fmt: skip
+        q, k, v, sink, o, lse, H, N, D, D**-0.5 * LOG2E, LOG2E=LOG2E, **tiling(q)
+    )
     return o, lse
 
 
@@ -148,19 +154,19 @@ def dsink_kernel(slots_ptr, dsink_ptr, B, H, tiles, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def rebuild_p_ds(q, k, v, do, lse, delta, rows, cols, N, scale_log2):
+def rebuild_p_ds(q, k, v, do, lse, delta, rows, cols, N, scale_log2, PRECISION: tl.constexpr):
     """P and dS of one tile, rows of queries by columns of keys."""
-    s = tl.dot(q, tl.trans(k), input_precision="ieee") * scale_log2
+    s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale_log2
     visible = (cols[None, :] <= rows[:, None]) & (rows[:, None] < N)
     p = tl.where(visible, tl.exp2(s - lse[:, None]), 0.0)
-    dp = tl.dot(do, tl.trans(v), input_precision="ieee")
+    dp = tl.dot(do, tl.trans(v), input_precision=PRECISION)
     return p, p * (dp - delta[:, None])
 
 
 @triton.jit
 def dk_dv_kernel(
     q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr, N, D, scale, scale_log2,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(1).to(tl.int64) * N
     first = tl.program_id(0) * BLOCK_N
@@ -176,9 +182,9 @@ def dk_dv_kernel(
         do = load_tile(do_ptr + head * D, rows, d, N, D)
         lse = tl.load(lse_ptr + head + rows, mask=rows < N, other=0.0)
         delta = tl.load(delta_ptr + head + rows, mask=rows < N, other=0.0)
-        p, ds = rebuild_p_ds(q, k, v, do, lse, delta, rows, cols, N, scale_log2)
-        dv = tl.dot(tl.trans(p.to(do.dtype)), do, dv, input_precision="ieee")
-        dk = tl.dot(tl.trans(ds.to(q.dtype)), q, dk, input_precision="ieee")
+        p, ds = rebuild_p_ds(q, k, v, do, lse, delta, rows, cols, N, scale_log2, PRECISION)
+        dv = tl.dot(tl.trans(p.to(do.dtype)), do, dv, input_precision=PRECISION)
+        dk = tl.dot(tl.trans(ds.to(q.dtype)), q, dk, input_precision=PRECISION)
     store_tile(dk_ptr + head * D, dk * scale, cols, d, N, D)
     store_tile(dv_ptr + head * D, dv, cols, d, N, D)
 
@@ -186,7 +192,7 @@ def dk_dv_kernel(
 @triton.jit
 def dq_kernel(
     q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr, N, D, scale, scale_log2,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(1).to(tl.int64) * N
     rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -200,8 +206,8 @@ def dq_kernel(
         cols = start + tl.arange(0, BLOCK_N)
         k = load_tile(k_ptr + head * D, cols, d, N, D)
         v = load_tile(v_ptr + head * D, cols, d, N, D)
-        _, ds = rebuild_p_ds(q, k, v, do, lse, delta, rows, cols, N, scale_log2)
-        dq = tl.dot(ds.to(k.dtype), k, dq, input_precision="ieee")
+        _, ds = rebuild_p_ds(q, k, v, do, lse, delta, rows, cols, N, scale_log2, PRECISION)
+        dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
     store_tile(dq_ptr + head * D, dq * scale, rows, d, N, D)
 
 
@@ -220,7 +226,7 @@ class SinkAttention(torch.autograd.Function):
         B, H, N, D = q.shape
         needs = ctx.needs_input_grad
         scale, scale_log2 = D**-0.5, D**-0.5 * LOG2E
-        blocks = {"BLOCK_M": 64, "BLOCK_N": 32, "BLOCK_D": max(16, triton.next_power_of_2(D))}
+        blocks = tiling(q)
         tiles = triton.cdiv(N, 64)
         delta, slots = torch.empty_like(lse), lse.new_empty((B, H, tiles))
         delta_kernel[(tiles, B * H)](

@@ -30,6 +30,13 @@ def autodiff(inputs_require_grad=()):  # marks the stub for kernel-agent
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
+def tiling(q):
+    """Tiles and the precision of dots."""
+    PRECISION = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
+    BLOCK_D = max(16, triton.next_power_of_2(q.shape[-1]))
+    return {"PRECISION": PRECISION, "BLOCK_M": 64, "BLOCK_N": 32, "BLOCK_D": BLOCK_D}
+
+
 @triton.jit
 def load_tile(ptr, rows, cols, R, C):
     mask = (rows[:, None] < R) & (cols[None, :] < C)
@@ -43,16 +50,16 @@ def store_tile(ptr, value, rows, cols, R, C):
 
 
 @triton.jit
-def biased_scores(q, k, bias_ptr, rows, cols, N, scale):
+def biased_scores(q, k, bias_ptr, rows, cols, N, scale, PRECISION: tl.constexpr):
     """Scores of one tile in units of log2."""
     bias = load_tile(bias_ptr, rows, cols, N, N).to(tl.float32)
-    return (tl.dot(q, tl.trans(k), input_precision="ieee") * scale + bias) * LOG2E
+    return (tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale + bias) * LOG2E
 
 
 @triton.jit
 def pair_bias_kernel(
     q_ptr, k_ptr, v_ptr, bias_ptr, o_ptr, lse_ptr, H, N, D, scale,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     base = tl.program_id(1).to(tl.int64) * N
     bias_ptr += (tl.program_id(1) % H).to(tl.int64) * N * N
@@ -66,13 +73,13 @@ def pair_bias_kernel(
         cols = start + tl.arange(0, BLOCK_N)
         k = load_tile(k_ptr + base * D, cols, d, N, D)
         v = load_tile(v_ptr + base * D, cols, d, N, D)
-        s = biased_scores(q, k, bias_ptr, rows, cols, N, scale)
+        s = biased_scores(q, k, bias_ptr, rows, cols, N, scale, PRECISION)
         s = tl.where(cols[None, :] < N, s, -float("inf"))
         m_new = tl.maximum(m, tl.max(s, axis=1))
         p = tl.exp2(s - m_new[:, None])
         rescale = tl.exp2(m - m_new)
         total = total * rescale + tl.sum(p, axis=1)
-        acc = tl.dot(p.to(v.dtype), v, acc * rescale[:, None], input_precision="ieee")
+        acc = tl.dot(p.to(v.dtype), v, acc * rescale[:, None], input_precision=PRECISION)
         m = m_new
     store_tile(o_ptr + base * D, acc / total[:, None], rows, d, N, D)
     tl.store(lse_ptr + base + rows, m + tl.log2(total), mask=rows < N)
@@ -88,10 +95,7 @@ def pair_bias_forward(q, k, v, bias):
         raise ValueError(f"head dimension {D} does not fit one tile")
     o = torch.empty_like(q)
     lse = torch.empty((R, H, N), device=q.device, dtype=torch.float32)
-    BLOCK_D = max(16, triton.next_power_of_2(D))
-    pair_bias_kernel[(triton.cdiv(N, 64), R * H)](
-        q, k, v, bias, o, lse, H, N, D, D**-0.5, BLOCK_M=64, BLOCK_N=32, BLOCK_D=BLOCK_D
-    )
+    pair_bias_kernel[(triton.cdiv(N, 64), R * H)](q, k, v, bias, o, lse, H, N, D, D**-0.5, **tiling(q))
     return o, lse
 
 
@@ -128,21 +132,21 @@ def delta_kernel(o_ptr, do_ptr, delta_ptr, ROWS, D, BLOCK_M: tl.constexpr, BLOCK
 
 
 @triton.jit
-def rebuild_p_ds(q, k, v, do, bias_ptr, lse_ptr, delta_ptr, rows, cols, N, scale):
+def rebuild_p_ds(q, k, v, do, bias_ptr, lse_ptr, delta_ptr, rows, cols, N, scale, PRECISION: tl.constexpr):
     """P and dS of one tile, 0 outside the matrix."""
     lse = tl.load(lse_ptr + rows, mask=rows < N, other=0.0)
     delta = tl.load(delta_ptr + rows, mask=rows < N, other=0.0)
-    s = biased_scores(q, k, bias_ptr, rows, cols, N, scale)
+    s = biased_scores(q, k, bias_ptr, rows, cols, N, scale, PRECISION)
     inside = (rows[:, None] < N) & (cols[None, :] < N)
     p = tl.where(inside, tl.exp2(s - lse[:, None]), 0.0)
-    dp = tl.dot(do, tl.trans(v), input_precision="ieee")
+    dp = tl.dot(do, tl.trans(v), input_precision=PRECISION)
     return p, p * (dp - delta[:, None])
 
 
 @triton.jit
 def dq_kernel(
     q_ptr, k_ptr, v_ptr, bias_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr, H, N, D, scale,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     base = tl.program_id(1).to(tl.int64) * N
     bias_ptr += (tl.program_id(1) % H).to(tl.int64) * N * N
@@ -155,15 +159,17 @@ def dq_kernel(
         cols = start + tl.arange(0, BLOCK_N)
         k = load_tile(k_ptr + base * D, cols, d, N, D)
         v = load_tile(v_ptr + base * D, cols, d, N, D)
-        _, ds = rebuild_p_ds(q, k, v, do, bias_ptr, lse_ptr + base, delta_ptr + base, rows, cols, N, scale)
-        dq = tl.dot(ds.to(k.dtype), k, dq, input_precision="ieee")
+        _, ds = rebuild_p_ds(
+            q, k, v, do, bias_ptr, lse_ptr + base, delta_ptr + base, rows, cols, N, scale, PRECISION
+        )
+        dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
     store_tile(dq_ptr + base * D, dq * scale, rows, d, N, D)
 
 
 @triton.jit
 def dk_dv_kernel(
     q_ptr, k_ptr, v_ptr, bias_ptr, do_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr, H, N, D, scale,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     base = tl.program_id(1).to(tl.int64) * N
     bias_ptr += (tl.program_id(1) % H).to(tl.int64) * N * N
@@ -177,9 +183,11 @@ def dk_dv_kernel(
         rows = start + tl.arange(0, BLOCK_M)
         q = load_tile(q_ptr + base * D, rows, d, N, D)
         do = load_tile(do_ptr + base * D, rows, d, N, D)
-        p, ds = rebuild_p_ds(q, k, v, do, bias_ptr, lse_ptr + base, delta_ptr + base, rows, cols, N, scale)
-        dv = tl.dot(tl.trans(p.to(do.dtype)), do, dv, input_precision="ieee")
-        dk = tl.dot(tl.trans(ds.to(q.dtype)), q, dk, input_precision="ieee")
+        p, ds = rebuild_p_ds(
+            q, k, v, do, bias_ptr, lse_ptr + base, delta_ptr + base, rows, cols, N, scale, PRECISION
+        )
+        dv = tl.dot(tl.trans(p.to(do.dtype)), do, dv, input_precision=PRECISION)
+        dk = tl.dot(tl.trans(ds.to(q.dtype)), q, dk, input_precision=PRECISION)
     store_tile(dk_ptr + base * D, dk * scale, cols, d, N, D)
     store_tile(dv_ptr + base * D, dv, cols, d, N, D)
 
@@ -187,9 +195,10 @@ def dk_dv_kernel(
 @triton.jit
 def dbias_kernel(
     q_ptr, k_ptr, v_ptr, bias_ptr, do_ptr, lse_ptr, delta_ptr, dbias_ptr, R, H, N, D, scale,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     h = tl.program_id(2).to(tl.int64)
+    bias_ptr += h * N * N
     rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     cols = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     d = tl.arange(0, BLOCK_D)
@@ -201,7 +210,7 @@ def dbias_kernel(
         k = load_tile(k_ptr + base * D, cols, d, N, D)
         v = load_tile(v_ptr + base * D, cols, d, N, D)
         _, ds = rebuild_p_ds(
-            q, k, v, do, bias_ptr + h * N * N, lse_ptr + base, delta_ptr + base, rows, cols, N, scale
+            q, k, v, do, bias_ptr, lse_ptr + base, delta_ptr + base, rows, cols, N, scale, PRECISION
         )
         acc += ds
     store_tile(dbias_ptr + h * N * N, acc, rows, cols, N, N)
@@ -221,7 +230,7 @@ class PairBiasAttention(torch.autograd.Function):
         do = do.contiguous()
         R, H, N, D = q.shape
         needs, scale = ctx.needs_input_grad, D**-0.5
-        blocks = {"BLOCK_M": 64, "BLOCK_N": 32, "BLOCK_D": max(16, triton.next_power_of_2(D))}
+        blocks = tiling(q)
         q_tiles, k_tiles = triton.cdiv(N, 64), triton.cdiv(N, 32)
         delta = torch.empty_like(lse)
         delta_kernel[(triton.cdiv(R * H * N, 64),)](

@@ -31,6 +31,13 @@ def autodiff(inputs_require_grad=()):  # marks the stub for kernel-agent
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
+def tiling(q):
+    """Tiles and the precision of dots."""
+    PRECISION = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
+    BLOCK_D = max(16, triton.next_power_of_2(q.shape[-1]))
+    return {"PRECISION": PRECISION, "BLOCK_M": 64, "BLOCK_N": 32, "BLOCK_D": BLOCK_D}
+
+
 @triton.jit
 def load_tile(ptr, rows, cols, N, D):
     mask = (rows[:, None] < N) & (cols[None, :] < D)
@@ -44,16 +51,16 @@ def store_tile(ptr, value, rows, cols, N, D):
 
 
 @triton.jit
-def capped_scores(q, k, scale, cap):
+def capped_scores(q, k, scale, cap, PRECISION: tl.constexpr):
     """C / c, that is tanh(Z / c), of one tile."""
-    u = tl.dot(q, tl.trans(k), input_precision="ieee") * (scale / cap)
+    u = tl.dot(q, tl.trans(k), input_precision=PRECISION) * (scale / cap)
     return 1.0 - 2.0 / (tl.exp(2.0 * u) + 1.0)
 
 
 @triton.jit
 def softcap_attention_kernel(
     q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, N, D, scale, cap,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(1).to(tl.int64) * N
     rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -66,13 +73,13 @@ def softcap_attention_kernel(
         cols = start + tl.arange(0, BLOCK_N)
         k = load_tile(k_ptr + head * D, cols, d, N, D)
         v = load_tile(v_ptr + head * D, cols, d, N, D)
-        s = capped_scores(q, k, scale, cap) * (cap * LOG2E)
+        s = capped_scores(q, k, scale, cap, PRECISION) * (cap * LOG2E)
         s = tl.where((cols[None, :] <= rows[:, None]) & (cols[None, :] < N), s, -float("inf"))
         m_new = tl.maximum(m, tl.max(s, axis=1))
         p = tl.exp2(s - m_new[:, None])
         rescale = tl.exp2(m - m_new)
         total = total * rescale + tl.sum(p, axis=1)
-        acc = tl.dot(p.to(v.dtype), v, acc * rescale[:, None], input_precision="ieee")
+        acc = tl.dot(p.to(v.dtype), v, acc * rescale[:, None], input_precision=PRECISION)
         m = m_new
     store_tile(o_ptr + head * D, acc / total[:, None], rows, d, N, D)
     tl.store(lse_ptr + head + rows, m + tl.log2(total), mask=rows < N)
@@ -88,10 +95,7 @@ def softcap_attention_forward(q, k, v, cap):
         raise ValueError(f"head dimension {D} does not fit one tile")
     o = torch.empty_like(q)
     lse = torch.empty((B, H, N), device=q.device, dtype=torch.float32)
-    BLOCK_D = max(16, triton.next_power_of_2(D))
-    softcap_attention_kernel[(triton.cdiv(N, 64), B * H)](
-        q, k, v, o, lse, N, D, D**-0.5, cap, BLOCK_M=64, BLOCK_N=32, BLOCK_D=BLOCK_D
-    )
+    softcap_attention_kernel[(triton.cdiv(N, 64), B * H)](q, k, v, o, lse, N, D, D**-0.5, cap, **tiling(q))
     return o, lse
 
 
@@ -132,19 +136,19 @@ def delta_kernel(o_ptr, do_ptr, delta_ptr, N, D, BLOCK_M: tl.constexpr, BLOCK_D:
 
 
 @triton.jit
-def rebuild_p_dz(q, k, v, do, lse, delta, rows, cols, N, scale, cap):
+def rebuild_p_dz(q, k, v, do, lse, delta, rows, cols, N, scale, cap, PRECISION: tl.constexpr):
     """P and dZ of one tile, rows of queries by columns of keys."""
-    t = capped_scores(q, k, scale, cap)
+    t = capped_scores(q, k, scale, cap, PRECISION)
     visible = (cols[None, :] <= rows[:, None]) & (rows[:, None] < N)
     p = tl.where(visible, tl.exp2(t * (cap * LOG2E) - lse[:, None]), 0.0)
-    dp = tl.dot(do, tl.trans(v), input_precision="ieee")
+    dp = tl.dot(do, tl.trans(v), input_precision=PRECISION)
     return p, p * (dp - delta[:, None]) * (1.0 - t * t)
 
 
 @triton.jit
 def dk_dv_kernel(
     q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr, N, D, scale, cap,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(1).to(tl.int64) * N
     first = tl.program_id(0) * BLOCK_N
@@ -160,9 +164,9 @@ def dk_dv_kernel(
         do = load_tile(do_ptr + head * D, rows, d, N, D)
         lse = tl.load(lse_ptr + head + rows, mask=rows < N, other=0.0)
         delta = tl.load(delta_ptr + head + rows, mask=rows < N, other=0.0)
-        p, dz = rebuild_p_dz(q, k, v, do, lse, delta, rows, cols, N, scale, cap)
-        dv = tl.dot(tl.trans(p.to(do.dtype)), do, dv, input_precision="ieee")
-        dk = tl.dot(tl.trans(dz.to(q.dtype)), q, dk, input_precision="ieee")
+        p, dz = rebuild_p_dz(q, k, v, do, lse, delta, rows, cols, N, scale, cap, PRECISION)
+        dv = tl.dot(tl.trans(p.to(do.dtype)), do, dv, input_precision=PRECISION)
+        dk = tl.dot(tl.trans(dz.to(q.dtype)), q, dk, input_precision=PRECISION)
     store_tile(dk_ptr + head * D, dk * scale, cols, d, N, D)
     store_tile(dv_ptr + head * D, dv, cols, d, N, D)
 
@@ -170,7 +174,7 @@ def dk_dv_kernel(
 @triton.jit
 def dq_kernel(
     q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr, N, D, scale, cap,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(1).to(tl.int64) * N
     rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -184,8 +188,8 @@ def dq_kernel(
         cols = start + tl.arange(0, BLOCK_N)
         k = load_tile(k_ptr + head * D, cols, d, N, D)
         v = load_tile(v_ptr + head * D, cols, d, N, D)
-        _, dz = rebuild_p_dz(q, k, v, do, lse, delta, rows, cols, N, scale, cap)
-        dq = tl.dot(dz.to(k.dtype), k, dq, input_precision="ieee")
+        _, dz = rebuild_p_dz(q, k, v, do, lse, delta, rows, cols, N, scale, cap, PRECISION)
+        dq = tl.dot(dz.to(k.dtype), k, dq, input_precision=PRECISION)
     store_tile(dq_ptr + head * D, dq * scale, rows, d, N, D)
 
 
@@ -204,7 +208,7 @@ class SoftcapAttention(torch.autograd.Function):
         do = do.contiguous()
         B, H, N, D = q.shape
         scale, cap = D**-0.5, ctx.cap
-        blocks = {"BLOCK_M": 64, "BLOCK_N": 32, "BLOCK_D": max(16, triton.next_power_of_2(D))}
+        blocks = tiling(q)
         q_grid, k_grid = (triton.cdiv(N, 64), B * H), (triton.cdiv(N, 32), B * H)
         delta = torch.empty_like(lse)
         delta_kernel[q_grid](o, do, delta, N, D, BLOCK_M=64, BLOCK_D=blocks["BLOCK_D"])

@@ -30,6 +30,18 @@ def autodiff(inputs_require_grad=()):  # marks the stub for kernel-agent
     return lambda stub: stub
 
 
+def precision():
+    """Of dots."""
+    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
+
+
+def tiling(D):
+    """Tiles of the walks, and the precision of dots. A stage: no step can begin before the one before it has
+    ended, and copies of W for several would not fit a multiprocessor."""
+    blocks = {"BLOCK_B": 16, "BLOCK_D": max(16, triton.next_power_of_2(D))}
+    return {"PRECISION": precision(), **blocks, "num_stages": 1}
+
+
 @triton.jit
 def load_tile(ptr, rows, cols, R, C, width):
     """Tile of an R x C matrix whose rows lie `width` apart."""
@@ -44,10 +56,10 @@ def store_tile(ptr, value, rows, cols, R, C, width):
 
 
 @triton.jit
-def preactivation(x_ptr, w_ptr, h, rows, d, B, D, gate):
+def preactivation(x_ptr, w_ptr, h, rows, d, B, D, gate, PRECISION: tl.constexpr):
     x = load_tile(x_ptr + gate * D, rows, d, B, D, 4 * D).to(tl.float32)
     w = load_tile(w_ptr + gate * D, d, d, D, D, 4 * D)
-    return tl.dot(h.to(w.dtype), w, x, input_precision="ieee")
+    return tl.dot(h.to(w.dtype), w, x, input_precision=PRECISION)
 
 
 @triton.jit
@@ -63,7 +75,7 @@ def tanh(a):
 @triton.jit
 def lstm_kernel(
     x_ptr, w_ptr, h0_ptr, c0_ptr, h_ptr, c_ptr, gates_ptr, T, B, D,
-    BLOCK_B: tl.constexpr, BLOCK_D: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     rows = tl.program_id(0) * BLOCK_B + tl.arange(0, BLOCK_B)
     d = tl.arange(0, BLOCK_D)
@@ -71,10 +83,10 @@ def lstm_kernel(
     c = load_tile(c0_ptr, rows, d, B, D, D).to(tl.float32)
     for t in range(T):
         step = tl.cast(t, tl.int64) * B * D
-        i = sigmoid(preactivation(x_ptr + 4 * step, w_ptr, h, rows, d, B, D, 0))
-        f = sigmoid(preactivation(x_ptr + 4 * step, w_ptr, h, rows, d, B, D, 1))
-        g = tanh(preactivation(x_ptr + 4 * step, w_ptr, h, rows, d, B, D, 2))
-        o = sigmoid(preactivation(x_ptr + 4 * step, w_ptr, h, rows, d, B, D, 3))
+        i = sigmoid(preactivation(x_ptr + 4 * step, w_ptr, h, rows, d, B, D, 0, PRECISION))
+        f = sigmoid(preactivation(x_ptr + 4 * step, w_ptr, h, rows, d, B, D, 1, PRECISION))
+        g = tanh(preactivation(x_ptr + 4 * step, w_ptr, h, rows, d, B, D, 2, PRECISION))
+        o = sigmoid(preactivation(x_ptr + 4 * step, w_ptr, h, rows, d, B, D, 3, PRECISION))
         c = f * c + i * g
         h = o * tanh(c)
         store_tile(h_ptr + step, h, rows, d, B, D, D)
@@ -94,8 +106,7 @@ def lstm_forward(x, w, h0, c0):
     h = torch.empty((T, B, D), device=x.device, dtype=x.dtype)
     c = torch.empty((T, B, D), device=x.device, dtype=torch.float32)
     gates = torch.empty((T, B, 4 * D), device=x.device, dtype=torch.float32)
-    BLOCK_D = max(16, triton.next_power_of_2(D))
-    lstm_kernel[(triton.cdiv(B, 16),)](x, w, h0, c0, h, c, gates, T, B, D, BLOCK_B=16, BLOCK_D=BLOCK_D)
+    lstm_kernel[(triton.cdiv(B, 16),)](x, w, h0, c0, h, c, gates, T, B, D, **tiling(D))
     return h, c, gates
 
 
@@ -130,15 +141,15 @@ def make_args(dims, device="cuda", dtype=torch.float32):
 
 
 @triton.jit
-def back_through(da, w_ptr, dh, d, D, gate):
+def back_through(da, w_ptr, dh, d, D, gate, PRECISION: tl.constexpr):
     w = load_tile(w_ptr + gate * D, d, d, D, D, 4 * D)
-    return tl.dot(da.to(w.dtype), tl.trans(w), dh, input_precision="ieee")
+    return tl.dot(da.to(w.dtype), tl.trans(w), dh, input_precision=PRECISION)
 
 
 @triton.jit
 def lstm_backward_kernel(
     w_ptr, c0_ptr, c_ptr, gates_ptr, dy_ptr, dx_ptr, dh0_ptr, dc0_ptr, T, B, D,
-    BLOCK_B: tl.constexpr, BLOCK_D: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     rows = tl.program_id(0) * BLOCK_B + tl.arange(0, BLOCK_B)
     d = tl.arange(0, BLOCK_D)
@@ -168,10 +179,10 @@ def lstm_backward_kernel(
         store_tile(dx_ptr + 4 * step + 2 * D, da_g, rows, d, B, D, 4 * D)
         store_tile(dx_ptr + 4 * step + 3 * D, da_o, rows, d, B, D, 4 * D)
         dh_later = tl.zeros([BLOCK_B, BLOCK_D], dtype=tl.float32)
-        dh_later = back_through(da_i, w_ptr, dh_later, d, D, 0)
-        dh_later = back_through(da_f, w_ptr, dh_later, d, D, 1)
-        dh_later = back_through(da_g, w_ptr, dh_later, d, D, 2)
-        dh_later = back_through(da_o, w_ptr, dh_later, d, D, 3)
+        dh_later = back_through(da_i, w_ptr, dh_later, d, D, 0, PRECISION)
+        dh_later = back_through(da_f, w_ptr, dh_later, d, D, 1, PRECISION)
+        dh_later = back_through(da_g, w_ptr, dh_later, d, D, 2, PRECISION)
+        dh_later = back_through(da_o, w_ptr, dh_later, d, D, 3, PRECISION)
         dc *= f
     store_tile(dh0_ptr, dh_later, rows, d, B, D, D)
     store_tile(dc0_ptr, dc, rows, d, B, D, D)
@@ -180,7 +191,7 @@ def lstm_backward_kernel(
 @triton.jit
 def dw_kernel(
     h0_ptr, h_ptr, da_ptr, dw_ptr, ROWS, B, D,
-    BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """dW from the rows (t, b); the state before row r is row r - B of h, or row r of h0 at t = 0."""
     d = tl.program_id(0) * BLOCK_D + tl.arange(0, BLOCK_D)
@@ -193,7 +204,7 @@ def dw_kernel(
         h = tl.load(h_ptr + (r[:, None] - B) * D + d[None, :], mask=inside & (r[:, None] >= B), other=0.0)
         h += tl.load(h0_ptr + r[:, None] * D + d[None, :], mask=first, other=0.0)
         da = load_tile(da_ptr, r, n, ROWS, 4 * D, 4 * D)
-        acc = tl.dot(tl.trans(h), da, acc, input_precision="ieee")
+        acc = tl.dot(tl.trans(h), da, acc, input_precision=PRECISION)
     store_tile(dw_ptr, acc, d, n, D, 4 * D, 4 * D)
 
 
@@ -211,15 +222,14 @@ class Lstm(torch.autograd.Function):
         T, B, D = h.shape
         dx = torch.empty((T, B, 4 * D), device=h.device, dtype=h.dtype)
         dh0, dc0 = torch.empty_like(h0), torch.empty_like(c0)
-        BLOCK_D = max(16, triton.next_power_of_2(D))
         lstm_backward_kernel[(triton.cdiv(B, 16),)](
-            w, c0, c, gates, dy.contiguous(), dx, dh0, dc0, T, B, D, BLOCK_B=16, BLOCK_D=BLOCK_D
+            w, c0, c, gates, dy.contiguous(), dx, dh0, dc0, T, B, D, **tiling(D)
         )
         needs, dw = ctx.needs_input_grad, None
         if needs[1]:
             dw = torch.empty_like(w)
             dw_kernel[(triton.cdiv(D, 32), triton.cdiv(4 * D, 32))](
-                h0, h, dx, dw, T * B, B, D, BLOCK_R=32, BLOCK_D=32, BLOCK_N=32
+                h0, h, dx, dw, T * B, B, D, PRECISION=precision(), BLOCK_R=32, BLOCK_D=32, BLOCK_N=32
             )
         return dx if needs[0] else None, dw, dh0 if needs[2] else None, dc0 if needs[3] else None
 

@@ -39,6 +39,12 @@ def autodiff(inputs_require_grad=()):  # marks the stub for kernel-agent
 CHUNK = 32
 
 
+def tiling(q):
+    """Tiles and the precision of dots."""
+    PRECISION = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
+    return {"PRECISION": PRECISION, "CHUNK": CHUNK, "BLOCK_D": max(16, triton.next_power_of_2(q.shape[-1]))}
+
+
 @triton.jit
 def load_tile(ptr, rows, cols, R, C):
     mask = (rows[:, None] < R) & (cols[None, :] < C)
@@ -61,7 +67,8 @@ def load_gates(g_ptr, rows, T):
 @triton.jit
 def state_kernel(
     a_ptr, b_ptr, g_ptr, state_ptr, T, D, chunks,
-    REVERSE: tl.constexpr, CHUNK: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
+    REVERSE: tl.constexpr, PRECISION: tl.constexpr, CHUNK: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_V: tl.constexpr,
 ):  # fmt: skip
     """S before each chunk from (k, v), or with REVERSE R after each chunk from (q, do)."""
     head = tl.program_id(0).to(tl.int64)
@@ -77,22 +84,23 @@ def state_kernel(
         a = load_tile(a_ptr + head * T * D, rows, d, T, D)
         b = load_tile(b_ptr + head * T * D, rows, e, T, D)
         scaled = (a.to(tl.float32) * weight[:, None]).to(a.dtype)
-        state = tl.dot(tl.trans(scaled), b, state * tl.exp(total), input_precision="ieee")
+        state = tl.dot(tl.trans(scaled), b, state * tl.exp(total), input_precision=PRECISION)
 
 
 @triton.jit
-def decayed_product(x, y, sums, CHUNK: tl.constexpr):
+def decayed_product(x, y, sums, PRECISION: tl.constexpr, CHUNK: tl.constexpr):
     """e^{b_i - b_j} <x_i, y_j> for j <= i, 0 elsewhere."""
     i = tl.arange(0, CHUNK)
     seen = i[None, :] <= i[:, None]
     decay = tl.exp(tl.where(seen, sums[:, None] - sums[None, :], 0.0))
-    return tl.where(seen, tl.dot(x, tl.trans(y), input_precision="ieee") * decay, 0.0)
+    return tl.where(seen, tl.dot(x, tl.trans(y), input_precision=PRECISION) * decay, 0.0)
 
 
 @triton.jit
 def output_kernel(
-    q_ptr, k_ptr, v_ptr, g_ptr, state_ptr, o_ptr, T, D, chunks, CHUNK: tl.constexpr, BLOCK_D: tl.constexpr
-):
+    q_ptr, k_ptr, v_ptr, g_ptr, state_ptr, o_ptr, T, D, chunks,
+    PRECISION: tl.constexpr, CHUNK: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
     c = tl.program_id(0)
     head = tl.program_id(1).to(tl.int64)
     rows = c * CHUNK + tl.arange(0, CHUNK)
@@ -102,8 +110,8 @@ def output_kernel(
     k = load_tile(k_ptr + head * T * D, rows, d, T, D)
     v = load_tile(v_ptr + head * T * D, rows, d, T, D)
     state = load_tile(state_ptr + (head * chunks + c) * D * D, d, d, D, D).to(q.dtype)
-    o = tl.dot(q, state, input_precision="ieee") * tl.exp(sums)[:, None]
-    o = tl.dot(decayed_product(q, k, sums, CHUNK).to(v.dtype), v, o, input_precision="ieee")
+    o = tl.dot(q, state, input_precision=PRECISION) * tl.exp(sums)[:, None]
+    o = tl.dot(decayed_product(q, k, sums, PRECISION, CHUNK).to(v.dtype), v, o, input_precision=PRECISION)
     store_tile(o_ptr + head * T * D, o, rows, d, T, D)
 
 
@@ -111,9 +119,8 @@ def launch_states(a, b, g, reverse):
     B, H, T, D = a.shape
     chunks = triton.cdiv(T, CHUNK)
     state = torch.empty((B, H, chunks, D, D), device=a.device, dtype=torch.float32)
-    BLOCK_D = max(16, triton.next_power_of_2(D))
     state_kernel[(B * H, triton.cdiv(D, 16))](
-        a, b, g, state, T, D, chunks, REVERSE=reverse, CHUNK=CHUNK, BLOCK_D=BLOCK_D, BLOCK_V=16
+        a, b, g, state, T, D, chunks, REVERSE=reverse, BLOCK_V=16, **tiling(a)
     )
     return state
 
@@ -127,8 +134,7 @@ def simple_gla_forward(q, k, v, g):
     state = launch_states(k, v, g, False)
     o = torch.empty_like(v)
     chunks = state.shape[2]
-    BLOCK_D = max(16, triton.next_power_of_2(D))
-    output_kernel[(chunks, B * H)](q, k, v, g, state, o, T, D, chunks, CHUNK=CHUNK, BLOCK_D=BLOCK_D)
+    output_kernel[(chunks, B * H)](q, k, v, g, state, o, T, D, chunks, **tiling(q))
     return o, state
 
 
@@ -161,7 +167,7 @@ def make_args(dims, device="cuda", dtype=torch.float32):
 @triton.jit
 def chunk_backward_kernel(
     q_ptr, k_ptr, v_ptr, g_ptr, state_ptr, r_ptr, do_ptr, dq_ptr, dk_ptr, dv_ptr, dg_ptr, T, D, chunks,
-    CHUNK: tl.constexpr, BLOCK_D: tl.constexpr,
+    PRECISION: tl.constexpr, CHUNK: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     c = tl.program_id(0)
     head = tl.program_id(1).to(tl.int64)
@@ -179,18 +185,19 @@ def chunk_backward_kernel(
     r = r.to(q.dtype)
     from_start, to_end = tl.exp(sums)[:, None], tl.exp(total - sums)[:, None]
 
-    da = decayed_product(do, v, sums, CHUNK).to(q.dtype)
-    dq = tl.dot(do, tl.trans(state), input_precision="ieee") * from_start
-    dq = tl.dot(da, k, dq, input_precision="ieee")
+    da = decayed_product(do, v, sums, PRECISION, CHUNK).to(q.dtype)
+    dq = tl.dot(do, tl.trans(state), input_precision=PRECISION) * from_start
+    dq = tl.dot(da, k, dq, input_precision=PRECISION)
     store_tile(dq_ptr + head * T * D, dq, rows, d, T, D)
-    dk = tl.dot(v, tl.trans(r), input_precision="ieee") * to_end
-    dk = tl.dot(tl.trans(da), q, dk, input_precision="ieee")
+    dk = tl.dot(v, tl.trans(r), input_precision=PRECISION) * to_end
+    dk = tl.dot(tl.trans(da), q, dk, input_precision=PRECISION)
     store_tile(dk_ptr + head * T * D, dk, rows, d, T, D)
     dsum = tl.sum(q.to(tl.float32) * dq - k.to(tl.float32) * dk, axis=1)
     dg = crossing + tl.sum(dsum, axis=0) - tl.cumsum(dsum, axis=0) + dsum
     tl.store(dg_ptr + head * T + rows, dg.to(dg_ptr.dtype.element_ty), mask=rows < T)
-    dv = tl.dot(k, r, input_precision="ieee") * to_end
-    dv = tl.dot(tl.trans(decayed_product(q, k, sums, CHUNK).to(do.dtype)), do, dv, input_precision="ieee")
+    dv = tl.dot(k, r, input_precision=PRECISION) * to_end
+    a = decayed_product(q, k, sums, PRECISION, CHUNK).to(do.dtype)
+    dv = tl.dot(tl.trans(a), do, dv, input_precision=PRECISION)
     store_tile(dv_ptr + head * T * D, dv, rows, d, T, D)
 
 
@@ -210,9 +217,8 @@ class SimpleGla(torch.autograd.Function):
         r = launch_states(q, do, g, True)
         chunks = r.shape[2]
         dq, dk, dv, dg = (torch.empty_like(x) for x in (q, k, v, g))
-        BLOCK_D = max(16, triton.next_power_of_2(D))
         chunk_backward_kernel[(chunks, B * H)](
-            q, k, v, g, state, r, do, dq, dk, dv, dg, T, D, chunks, CHUNK=CHUNK, BLOCK_D=BLOCK_D
+            q, k, v, g, state, r, do, dq, dk, dv, dg, T, D, chunks, **tiling(q)
         )
         grads = zip((dq, dk, dv, dg), ctx.needs_input_grad, strict=True)
         return tuple(grad if needed else None for grad, needed in grads)

@@ -26,9 +26,14 @@ def autodiff(inputs_require_grad=()):  # marks the stub for kernel-agent
     return lambda stub: stub
 
 
-BLOCKS = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 32}
 SQRT_HALF = tl.constexpr(0.7071067811865476)
 INV_SQRT_2PI = tl.constexpr(0.3989422804014327)
+
+
+def tiling():
+    """Tiles and the precision of dots."""
+    PRECISION = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
+    return {"PRECISION": PRECISION, "BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 32}
 
 
 @triton.jit
@@ -46,7 +51,7 @@ def store_tile(ptr, value, rows, cols, R, C):
 @triton.jit
 def linear_gelu_kernel(
     x_ptr, w_ptr, b_ptr, z_ptr, y_ptr, M, N, K,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -55,7 +60,7 @@ def linear_gelu_kernel(
         k = start + tl.arange(0, BLOCK_K)
         x = load_tile(x_ptr, m, k, M, K)
         w = load_tile(w_ptr, n, k, N, K)
-        z = tl.dot(x, tl.trans(w), z, input_precision="ieee")
+        z = tl.dot(x, tl.trans(w), z, input_precision=PRECISION)
     z += tl.load(b_ptr + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
     store_tile(z_ptr, z, m, n, M, N)
     store_tile(y_ptr, z * 0.5 * (1.0 + tl.erf(z * SQRT_HALF)), m, n, M, N)
@@ -67,7 +72,7 @@ def linear_gelu_forward(x, w, b):
     (M, K), N = x.shape, w.shape[0]
     z = torch.empty((M, N), device=x.device, dtype=x.dtype)
     y = torch.empty_like(z)
-    linear_gelu_kernel[(triton.cdiv(M, 64), triton.cdiv(N, 64))](x, w, b, z, y, M, N, K, **BLOCKS)
+    linear_gelu_kernel[(triton.cdiv(M, 64), triton.cdiv(N, 64))](x, w, b, z, y, M, N, K, **tiling())
     return y, z
 
 
@@ -105,7 +110,7 @@ def load_dz(dy_ptr, z_ptr, m, n, M, N):
 @triton.jit
 def dx_kernel(
     dy_ptr, z_ptr, w_ptr, dx_ptr, M, N, K,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     k = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)
@@ -114,14 +119,14 @@ def dx_kernel(
         n = start + tl.arange(0, BLOCK_N)
         w = load_tile(w_ptr, n, k, N, K)
         dz = load_dz(dy_ptr, z_ptr, m, n, M, N)
-        acc = tl.dot(dz.to(w.dtype), w, acc, input_precision="ieee")
+        acc = tl.dot(dz.to(w.dtype), w, acc, input_precision=PRECISION)
     store_tile(dx_ptr, acc, m, k, M, K)
 
 
 @triton.jit
 def dw_db_kernel(
     dy_ptr, z_ptr, x_ptr, dw_ptr, db_ptr, M, N, K,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)
@@ -131,7 +136,7 @@ def dw_db_kernel(
         m = start + tl.arange(0, BLOCK_M)
         x = load_tile(x_ptr, m, k, M, K)
         dz = load_dz(dy_ptr, z_ptr, m, n, M, N)
-        dw = tl.dot(tl.trans(dz.to(x.dtype)), x, dw, input_precision="ieee")
+        dw = tl.dot(tl.trans(dz.to(x.dtype)), x, dw, input_precision=PRECISION)
         if tl.program_id(1) == 0:
             db += tl.sum(dz, axis=0)
     store_tile(dw_ptr, dw, n, k, N, K)
@@ -156,13 +161,13 @@ class LinearGelu(torch.autograd.Function):
         dx = dw = db = None
         if needs[0]:
             dx = torch.empty_like(x)
-            dx_kernel[(triton.cdiv(M, 64), triton.cdiv(K, 32))](dy, z, w, dx, M, N, K, **BLOCKS)
+            dx_kernel[(triton.cdiv(M, 64), triton.cdiv(K, 32))](dy, z, w, dx, M, N, K, **tiling())
         if needs[1] or needs[2]:
             dw = torch.empty_like(w)
             db = torch.empty(N, device=w.device, dtype=w.dtype)
             # one column of owners at least, so that db is stored where K is 0
             dw_db_kernel[(triton.cdiv(N, 64), max(1, triton.cdiv(K, 32)))](
-                dy, z, x, dw, db, M, N, K, **BLOCKS
+                dy, z, x, dw, db, M, N, K, **tiling()
             )
         return dx, dw if needs[1] else None, db if needs[2] else None
 

@@ -30,6 +30,11 @@ def autodiff(inputs_require_grad=()):  # marks the stub for kernel-agent
 SPLIT = 512  # rows of one partial of dA and dB
 
 
+def precision():
+    """Of dots."""
+    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
+
+
 @triton.jit
 def load_tile(ptr, rows, cols, R, C):
     mask = (rows[:, None] < R) & (cols[None, :] < C)
@@ -53,7 +58,8 @@ def load_factor(ptr, rows, cols, R, C, TRANSPOSED: tl.constexpr):
 @triton.jit
 def thin_kernel(
     x_ptr, a_ptr, u_ptr, M, K, RANK,
-    TRANSPOSED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
+    PRECISION: tl.constexpr, TRANSPOSED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_R: tl.constexpr,
 ):  # fmt: skip
     """U = X A, or X A^T if TRANSPOSED."""
     m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -62,32 +68,38 @@ def thin_kernel(
     for start in range(0, K, BLOCK_K):
         k = start + tl.arange(0, BLOCK_K)
         a = load_factor(a_ptr, k, r, K, RANK, TRANSPOSED)
-        u = tl.dot(load_tile(x_ptr, m, k, M, K), a, u, input_precision="ieee")
+        u = tl.dot(load_tile(x_ptr, m, k, M, K), a, u, input_precision=PRECISION)
     store_tile(u_ptr, u, m, r, M, RANK)
 
 
 @triton.jit
 def wide_kernel(
     x_ptr, w_ptr, u_ptr, b_ptr, y_ptr, M, N, K, RANK, scale,
-    TRANSPOSED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    BLOCK_R: tl.constexpr,
+    PRECISION: tl.constexpr, TRANSPOSED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
     """Y = X W + scale U B, or with W^T and B^T if TRANSPOSED."""
     m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     r = tl.arange(0, BLOCK_R)
     u = load_tile(u_ptr, m, r, M, RANK)
-    acc = tl.dot(u, load_factor(b_ptr, r, n, RANK, N, TRANSPOSED), input_precision="ieee") * scale
+    acc = tl.dot(u, load_factor(b_ptr, r, n, RANK, N, TRANSPOSED), input_precision=PRECISION) * scale
     for start in range(0, K, BLOCK_K):
         k = start + tl.arange(0, BLOCK_K)
         w = load_factor(w_ptr, k, n, K, N, TRANSPOSED)
-        acc = tl.dot(load_tile(x_ptr, m, k, M, K), w, acc, input_precision="ieee")
+        acc = tl.dot(load_tile(x_ptr, m, k, M, K), w, acc, input_precision=PRECISION)
     store_tile(y_ptr, acc, m, n, M, N)
 
 
 def blocks(rank, transposed):
-    BLOCK_R = max(16, triton.next_power_of_2(rank))
-    return {"TRANSPOSED": transposed, "BLOCK_M": 64, "BLOCK_K": 32, "BLOCK_R": BLOCK_R}
+    """Tiles, the precision of dots, and how the factors are stored."""
+    return {
+        "PRECISION": precision(),
+        "TRANSPOSED": transposed,
+        "BLOCK_M": 64,
+        "BLOCK_K": 32,
+        "BLOCK_R": max(16, triton.next_power_of_2(rank)),
+    }
 
 
 def thin_product(x, a, rank, transposed):
@@ -146,7 +158,7 @@ def make_args(dims, device="cuda", dtype=torch.float32):
 @triton.jit
 def partial_kernel(
     left_ptr, right_ptr, slots_ptr, M, P, Q, SPLIT: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_Q: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_Q: tl.constexpr,
 ):  # fmt: skip
     """slots[split] = L^T R over the rows of a split, L (M, P), R (M, Q)."""
     p = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P)
@@ -157,7 +169,7 @@ def partial_kernel(
         m = split * SPLIT + start + tl.arange(0, BLOCK_M)
         left = load_tile(left_ptr, m, p, M, P)
         right = load_tile(right_ptr, m, q, M, Q)
-        acc = tl.dot(tl.trans(left), right, acc, input_precision="ieee")
+        acc = tl.dot(tl.trans(left), right, acc, input_precision=PRECISION)
     store_tile(slots_ptr + split.to(tl.int64) * P * Q, acc, p, q, P, Q)
 
 
@@ -176,8 +188,9 @@ def transposed_product(left, right, scale):
     splits = triton.cdiv(M, SPLIT)
     slots = torch.empty((splits, P, Q), device=left.device, dtype=torch.float32)
     out = torch.empty((P, Q), device=left.device, dtype=left.dtype)
+    tiles = {"PRECISION": precision(), "BLOCK_M": 32, "BLOCK_P": 32, "BLOCK_Q": 32}
     partial_kernel[(triton.cdiv(P, 32), triton.cdiv(Q, 32), splits)](
-        left, right, slots, M, P, Q, SPLIT=SPLIT, BLOCK_M=32, BLOCK_P=32, BLOCK_Q=32
+        left, right, slots, M, P, Q, SPLIT=SPLIT, **tiles
     )
     sum_slots_kernel[(triton.cdiv(P * Q, 256),)](slots, out, splits, P * Q, scale, BLOCK=256)
     return out

@@ -29,6 +29,12 @@ PROGRAMS = 256  # of the split product: about what runs at once
 MIN_SPLIT = 64  # rows of a split at least
 
 
+def tiling(rows):
+    """Tiles, of so many rows of A and C, and the precision of dots."""
+    PRECISION = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
+    return {"PRECISION": PRECISION, "BLOCK_M": rows, "BLOCK_N": 32, "BLOCK_K": 32}
+
+
 @triton.jit
 def load_tile(ptr, rows, cols, row_end, C):
     mask = (rows[:, None] < row_end) & (cols[None, :] < C)
@@ -44,7 +50,7 @@ def store_tile(ptr, value, rows, cols, R, C):
 @triton.jit
 def matmul_kernel(
     a_ptr, b_ptr, c_ptr, M, N, K,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -52,7 +58,7 @@ def matmul_kernel(
     for start in range(0, K, BLOCK_K):
         k = start + tl.arange(0, BLOCK_K)
         a, b = load_tile(a_ptr, m, k, M, K), load_tile(b_ptr, k, n, K, N)
-        acc = tl.dot(a, b, acc, input_precision="ieee")
+        acc = tl.dot(a, b, acc, input_precision=PRECISION)
     store_tile(c_ptr, acc, m, n, M, N)
 
 
@@ -64,9 +70,7 @@ def tall_matmul(a, b):
     a, b = a.contiguous(), b.contiguous()
     (M, K), N = a.shape, b.shape[1]
     c = torch.empty((M, N), device=a.device, dtype=a.dtype)
-    matmul_kernel[(triton.cdiv(M, 64), triton.cdiv(N, 32))](
-        a, b, c, M, N, K, BLOCK_M=64, BLOCK_N=32, BLOCK_K=32
-    )
+    matmul_kernel[(triton.cdiv(M, 64), triton.cdiv(N, 32))](a, b, c, M, N, K, **tiling(64))
     return c
 
 
@@ -89,7 +93,7 @@ def make_args(dims, device="cuda", dtype=torch.float32):
 @triton.jit
 def da_kernel(
     dc_ptr, b_ptr, da_ptr, M, N, K,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     k = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)
@@ -97,14 +101,14 @@ def da_kernel(
     for start in range(0, N, BLOCK_N):
         n = start + tl.arange(0, BLOCK_N)
         dc, b = load_tile(dc_ptr, m, n, M, N), load_tile(b_ptr, k, n, K, N)
-        acc = tl.dot(dc, tl.trans(b), acc, input_precision="ieee")
+        acc = tl.dot(dc, tl.trans(b), acc, input_precision=PRECISION)
     store_tile(da_ptr, acc, m, k, M, K)
 
 
 @triton.jit
 def db_partial_kernel(
     a_ptr, dc_ptr, slots_ptr, M, N, K, split,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """slots[s] = A^T dC over the rows from s split to (s + 1) split."""
     k = tl.program_id(0) * BLOCK_K + tl.arange(0, BLOCK_K)
@@ -115,7 +119,7 @@ def db_partial_kernel(
     for start in range(first, end, BLOCK_M):
         m = start + tl.arange(0, BLOCK_M)
         a, dc = load_tile(a_ptr, m, k, end, K), load_tile(dc_ptr, m, n, end, N)
-        acc = tl.dot(tl.trans(a), dc, acc, input_precision="ieee")
+        acc = tl.dot(tl.trans(a), dc, acc, input_precision=PRECISION)
     store_tile(slots_ptr + tl.program_id(2).to(tl.int64) * K * N, acc, k, n, K, N)
 
 
@@ -143,17 +147,13 @@ class TallMatmul(torch.autograd.Function):
         da = db = None
         if ctx.needs_input_grad[0]:
             da = torch.empty_like(a)
-            da_kernel[(triton.cdiv(M, 64), triton.cdiv(K, 32))](
-                dc, b, da, M, N, K, BLOCK_M=64, BLOCK_N=32, BLOCK_K=32
-            )
+            da_kernel[(triton.cdiv(M, 64), triton.cdiv(K, 32))](dc, b, da, M, N, K, **tiling(64))
         if ctx.needs_input_grad[1]:
             tiles = triton.cdiv(K, 32), triton.cdiv(N, 32)
             split = max(MIN_SPLIT, triton.cdiv(M * tiles[0] * tiles[1], PROGRAMS))
             splits = triton.cdiv(M, split)
             slots = torch.empty((splits, K, N), device=a.device, dtype=torch.float32)
-            db_partial_kernel[(*tiles, splits)](
-                a, dc, slots, M, N, K, split, BLOCK_M=32, BLOCK_N=32, BLOCK_K=32
-            )
+            db_partial_kernel[(*tiles, splits)](a, dc, slots, M, N, K, split, **tiling(32))
             db = torch.empty_like(b)
             sum_slots_kernel[(triton.cdiv(K * N, 128),)](slots, db, splits, K * N, BLOCK=128)
         return da, db

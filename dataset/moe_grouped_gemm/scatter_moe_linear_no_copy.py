@@ -32,6 +32,12 @@ def autodiff(inputs_require_grad=()):  # marks the stub for kernel-agent
 BLOCK = 32
 
 
+def tiling():
+    """Tiles and the precision of dots."""
+    PRECISION = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
+    return {"PRECISION": PRECISION, "BLOCK_M": BLOCK, "BLOCK_N": BLOCK, "BLOCK_K": BLOCK}
+
+
 def tile_table(offsets):
     """int64 (tiles, 2): the expert and the first row of each row tile."""
     tiles = (offsets.diff() + BLOCK - 1) // BLOCK
@@ -43,7 +49,7 @@ def tile_table(offsets):
 @triton.jit
 def scatter_gemm_kernel(
     x_ptr, w_ptr, order_ptr, offsets_ptr, table_ptr, y_ptr, N, K, FAN, stride_we, stride_wk, stride_wn,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """y of a choice = row choice // FAN of x, by the weight of its expert."""
     expert = tl.load(table_ptr + 2 * tl.program_id(0))
@@ -58,7 +64,8 @@ def scatter_gemm_kernel(
         w_mask = (k[:, None] < K) & (n[None, :] < N)
         w_offs = expert * stride_we + k[:, None] * stride_wk + n[None, :] * stride_wn
         x = tl.load(x_ptr + (choice // FAN)[:, None] * K + k[None, :], mask=x_mask, other=0.0)
-        acc = tl.dot(x, tl.load(w_ptr + w_offs, mask=w_mask, other=0.0), acc, input_precision="ieee")
+        w = tl.load(w_ptr + w_offs, mask=w_mask, other=0.0)
+        acc = tl.dot(x, w, acc, input_precision=PRECISION)
     y_mask = (i[:, None] < end) & (n[None, :] < N)
     tl.store(y_ptr + choice[:, None] * N + n[None, :], acc.to(y_ptr.dtype.element_ty), mask=y_mask)
 
@@ -68,7 +75,7 @@ def launch_scatter_gemm(x, w, order, offsets, table, fan, dtype):
     K, N = w.shape[1:]
     y = torch.empty((order.shape[0], N), device=x.device, dtype=dtype)
     scatter_gemm_kernel[(table.shape[0], triton.cdiv(N, BLOCK))](
-        x, w, order, offsets, table, y, N, K, fan, *w.stride(), BLOCK_M=BLOCK, BLOCK_N=BLOCK, BLOCK_K=BLOCK
+        x, w, order, offsets, table, y, N, K, fan, *w.stride(), **tiling()
     )
     return y
 
@@ -126,7 +133,7 @@ def sum_choices_kernel(shares_ptr, dx_ptr, FAN, K, BLOCK: tl.constexpr):
 @triton.jit
 def dw_kernel(
     x_ptr, dy_ptr, order_ptr, offsets_ptr, dw_ptr, N, K, FAN,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     k = tl.program_id(0) * BLOCK_K + tl.arange(0, BLOCK_K)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -140,7 +147,7 @@ def dw_kernel(
         dy_mask = (i[:, None] < end) & (n[None, :] < N)
         x_t = tl.load(x_ptr + (choice // FAN)[None, :] * K + k[:, None], mask=x_mask, other=0.0)
         dy = tl.load(dy_ptr + choice[:, None] * N + n[None, :], mask=dy_mask, other=0.0)
-        acc = tl.dot(x_t, dy, acc, input_precision="ieee")
+        acc = tl.dot(x_t, dy, acc, input_precision=PRECISION)
     dw_mask = (k[:, None] < K) & (n[None, :] < N)
     dw_offs = (expert * K + k[:, None]) * N + n[None, :]
     tl.store(dw_ptr + dw_offs, acc.to(dw_ptr.dtype.element_ty), mask=dw_mask)
@@ -167,7 +174,7 @@ class ScatterMoeLinear(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             dw = torch.empty((E, K, N), device=w.device, dtype=w.dtype)
             dw_kernel[(triton.cdiv(K, BLOCK), triton.cdiv(N, BLOCK), E)](
-                x, dy, order, offsets, dw, N, K, fan, BLOCK_M=BLOCK, BLOCK_N=BLOCK, BLOCK_K=BLOCK
+                x, dy, order, offsets, dw, N, K, fan, **tiling()
             )
         return dx, dw, None, None
 
