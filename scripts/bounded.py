@@ -13,12 +13,13 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 OUTPUT_MAX = 32 << 20
+_LOOK_SECONDS = 0.1  # between looks for another line
 _running: set[subprocess.Popen[bytes]] = set()
 _starting = threading.Lock()  # held until what is started is among those that run
 _closed = False
@@ -126,6 +127,32 @@ def run(
         return Ended(code, _text(out), _text(err), time.monotonic() - started)
 
 
+def follow(command: Iterable[object], limit: float, told: Callable[[str, float], bool]) -> Ended:
+    """Like run(), but `limit` is the longest time to a line of output, from the one before on, and `told` has
+    each as it comes, with its seconds. Where it returns False the command is ended. The result has no
+    output, and the seconds since the last line."""
+    last = time.monotonic()
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        with _starting:
+            if _closed:
+                return Ended(None, "", "", 0.0)
+            process = start(command, out, err)
+            _running.add(process)
+        code: int | None = None
+        more, at = True, 0
+        while more and code is None and time.monotonic() - last < limit:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = process.wait(_LOOK_SECONDS)
+            for line in _lines_from(out, at):
+                at += len(line)
+                now = time.monotonic()
+                more = more and told(line.decode(errors="replace"), now - last)
+                last = now
+        end(process)
+        _running.discard(process)
+        return Ended(code, "", _text(err), time.monotonic() - last)
+
+
 def end_all() -> None:
     """Ends what run() runs at this moment, in whatever thread; it starts nothing from here on."""
     global _closed
@@ -134,6 +161,11 @@ def end_all() -> None:
         running = tuple(_running)
     for process in running:
         end(process)
+
+
+def closed() -> bool:
+    """Whether end_all() was called: what ends now did not end by itself."""
+    return _closed
 
 
 def start(
@@ -176,6 +208,12 @@ def _signal(group: int, number: int) -> bool:
     except (ProcessLookupError, PermissionError):
         return False
     return True
+
+
+def _lines_from(file: IO[bytes], at: int) -> list[bytes]:
+    """Whole ones. The place where the command writes is left alone."""
+    found = os.pread(file.fileno(), OUTPUT_MAX, at)
+    return found[: found.rfind(b"\n") + 1].splitlines(keepends=True)
 
 
 def _text(file: IO[bytes]) -> str:

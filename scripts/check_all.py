@@ -27,6 +27,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import bounded
 
 
+def options_of(args: argparse.Namespace) -> list[str]:
+    """Those of every command."""
+    options = ["--json", "--device", args.device, "--deadline", str(args.deadline), "--out", args.runs]
+    options += bounded.share(args.jobs)
+    options += ["--python", args.python] if args.python else []
+    return options + (["--dtype", args.dtype] if args.dtype else [])
+
+
 def run_one(path: Path, args: argparse.Namespace, until: float) -> dict[str, Any]:
     """The result object of one file, with the command's exit code and the end of its stderr."""
     if time.monotonic() > until:
@@ -34,14 +42,16 @@ def run_one(path: Path, args: argparse.Namespace, until: float) -> dict[str, Any
     is_pair = "# ---- backward ----" in path.read_text()
     command = [args.program]
     command += ["check", str(path)] if is_pair else ["--file-path", str(path), "--backend", "none"]
-    command += ["--json", "--device", args.device, "--deadline", str(args.deadline), "--out", args.runs]
-    command += bounded.share(args.jobs)
-    command += ["--python", args.python] if args.python else []
-    command += ["--dtype", args.dtype] if args.dtype else []
+    command += options_of(args)
     sweep = args.sweeps.get(path.name)
     command += ["--sweep", json.dumps(sweep)] if sweep else []
     with args.cards.one() as card:
         done = bounded.run([*command, *card], args.seconds)
+    return entry_of(path, done)
+
+
+def entry_of(path: Path, done: bounded.Ended) -> dict[str, Any]:
+    """What is kept of a result: of the command's last line of output, or how it ended without one."""
     try:
         result: dict[str, Any] = json.loads(done.out)
     except json.JSONDecodeError:

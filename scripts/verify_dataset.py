@@ -10,8 +10,8 @@ A pair is checked in float32, or in each dtype that its docstring names (own; ha
 in float32 where it names none). --only takes the pairs whose path matches; what the file of results has of
 others stays in it. --resume does not check again what was checked before with the same text, program and
 versions of torch and Triton, and has it in the table and the count; with --resume same-text the program may
-be another. Checks are spread over all GPUs. Results are written as each check ends, so that an interrupted
-run goes on with --resume. No check begins after --budget. Exits 1 if a check is not verified or had no turn,
+be another. Checks are spread over all GPUs, and several are one program's, which imports torch and Triton
+once. Results are written as each check ends, so that an interrupted run goes on with --resume. No check begins after --budget. Exits 1 if a check is not verified or had no turn,
 2 if there is none.
 """
 
@@ -23,6 +23,7 @@ import json
 import re
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -36,6 +37,7 @@ import check_all
 
 ROOT = Path(__file__).resolve().parents[1]
 REASON_MAX = 300
+GROUP_MOST = 8
 NAMES = "gpu=name,driver_version"  # what nvidia-smi is asked for
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
@@ -100,6 +102,7 @@ class Run:
         self.program = program_digest(args.program)
         self.pairs = {self.name(p): p for p in sorted(args.dataset.glob("*/*.py"))}
         self.known: dict[Check, Entry] = {}
+        self.results = threading.Lock()
         if args.out.exists():
             rows = json.loads(args.out.read_text())["results"]
             self.known = {(row["file"], row["dtype"]): row for row in rows if row["file"] in self.pairs}
@@ -120,12 +123,50 @@ class Run:
         same = same and (self.args.resume == "same-text" or row.get("program") == self.program)
         return same and row["verdict"] not in ("late", "error")  # those are no verdicts
 
-    def check(self, one: Check) -> Entry:
-        name, dtype = one
-        marks = {"file": name, "dtype": dtype, "sha256": digest([self.pairs[name]]), "program": self.program}
-        marks |= {"gpu": self.args.gpus[0].split(",")[0]} if self.args.gpus else {}
+    def check(self, group: list[Check]) -> None:
+        """By one program after another, until each has a result: the next goes on behind one that ended in
+        the middle of a check."""
+        while group and time.monotonic() <= self.until:
+            ended = self.check_some(group)
+            group = group[ended:]
+
+    def check_some(self, group: list[Check]) -> int:
+        """How many have a result now; at least one."""
+        (dtype,) = {dtype for _, dtype in group}
         args = argparse.Namespace(**vars(self.args) | {"dtype": dtype})
-        return marks | small(check_all.run_one(self.pairs[name], args, self.until))
+        count = 0
+
+        def told(line: str, seconds: float) -> bool:
+            nonlocal count
+            if bounded.closed():
+                return False
+            code = json.loads(line)["exit_code"]
+            self.keep(group[count], bounded.Ended(code, line, "", seconds))
+            count += 1
+            return time.monotonic() <= self.until
+
+        paths = [str(self.pairs[name]) for name, _ in group]
+        with args.cards.one() as card:
+            command = [args.program, "check", *paths, *check_all.options_of(args), *card]
+            done = bounded.follow(command, args.seconds, told)
+        if bounded.closed():
+            return len(group)
+        if count < len(group) and time.monotonic() <= self.until:
+            self.keep(group[count], done)
+            count += 1
+        return count
+
+    def groups(self, todo: list[Check]) -> list[list[Check]]:
+        """A group is one program's: it imports torch and Triton once. So many that nobody has to wait for who
+        has the last one."""
+        size = max(1, min(GROUP_MOST, len(todo) // (4 * self.args.jobs)))
+        by_dtype = sorted(todo, key=lambda one: one[1])
+        made: list[list[Check]] = []
+        for one in by_dtype:
+            if not made or len(made[-1]) == size or made[-1][0][1] != one[1]:
+                made.append([])
+            made[-1].append(one)
+        return made
 
     def time_left(self) -> float:
         """As long as each took the last time, or the mean of what is known."""
@@ -134,14 +175,22 @@ class Run:
         left = [self.known.get(one, {}).get("seconds", mean) for one in self.chosen if one not in self.ended]
         return sum(left) / self.args.jobs
 
-    def keep(self, entry: Entry) -> None:
-        one = (entry["file"], entry["dtype"])
+    def keep(self, one: Check, done: bounded.Ended) -> None:
+        name, dtype = one
+        entry = {"file": name, "dtype": dtype, "sha256": digest([self.pairs[name]]), "program": self.program}
+        entry |= {"gpu": self.args.gpus[0].split(",")[0]} if self.args.gpus else {}
+        entry |= small(check_all.entry_of(self.pairs[name], done))
+        with self.results:
+            self.put(entry, one)
+
+    def put(self, entry: Entry, one: Check) -> None:
         self.known[one] = entry
         self.ended.add(one)
         rows = [self.known[key] for key in sorted(self.known)]
         made = {"device": self.args.device, "torch": version_of("torch"), "triton": version_of("triton")}
         made |= {"machine": bounded.machine()} | ({"gpu": self.args.gpus} if self.args.gpus else {})
         bounded.write_json(self.args.out, made | {"results": rows})
+        self.say(entry)
 
     def say(self, entry: Entry) -> None:
         left = self.time_left()
@@ -156,10 +205,8 @@ class Run:
             print(f"{len(self.ended)} of {len(self.chosen)} are unchanged since they were checked")
         with ThreadPoolExecutor(self.args.jobs) as pool:
             try:
-                for future in as_completed([pool.submit(self.check, one) for one in todo]):
-                    if "seconds" in future.result():
-                        self.keep(future.result())
-                        self.say(future.result())
+                for future in as_completed([pool.submit(self.check, group) for group in self.groups(todo)]):
+                    future.result()
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
                 bounded.end_all()

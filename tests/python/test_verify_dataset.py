@@ -21,22 +21,27 @@ import bounded
 
 PROGRAM = """#!{python}
 import json, pathlib, sys, time
-path = pathlib.Path(sys.argv[2])
-text = path.read_text()
-with open({log!r}, "a") as log:
-    card = sys.argv[sys.argv.index("--gpus") + 1] if "--gpus" in sys.argv else ""
-    log.write(f"{{path.stem}} {{sys.argv[sys.argv.index('--dtype') + 1]}} {{card}}\\n")
-if "WAIT" in text:
-    time.sleep(1000)
-if "CRASH" in text:
-    sys.exit("terminate called")
-good = "WRONG" not in text
-shapes = {{"required": 2, "passed": 2 * good, "hidden": 3, "hidden_passed": 3}}
-result = {{"verdict": "verified" if good else "not_verified", "shapes": shapes}}
-result["gradients"] = [{{"name": "x", "error": 1e-7 if good else None}}]
-result["failures"] = [] if good else ["x differs, {root}/dataset/x.py, line 3"]
-print(json.dumps(result))
-sys.exit(0 if good else 4)
+all_good = True
+for path in map(pathlib.Path, sys.argv[2 : sys.argv.index("--json")]):
+    text = path.read_text()
+    with open({log!r}, "a") as log:
+        card = sys.argv[sys.argv.index("--gpus") + 1] if "--gpus" in sys.argv else ""
+        first = path == pathlib.Path(sys.argv[2])
+        log.write(f"{{path.stem}} {{sys.argv[sys.argv.index('--dtype') + 1]}} {{card}}\\n")
+    with open({log!r} + ".programs", "a") as log:
+        log.write("program\\n" * first)
+    if "WAIT" in text:
+        time.sleep(1000)
+    if "CRASH" in text:
+        sys.exit("terminate called")
+    good = "WRONG" not in text
+    all_good = all_good and good
+    shapes = {{"required": 2, "passed": 2 * good, "hidden": 3, "hidden_passed": 3}}
+    result = {{"verdict": "verified" if good else "not_verified", "exit_code": 0 if good else 4, "shapes": shapes}}
+    result["gradients"] = [{{"name": "x", "error": 1e-7 if good else None}}]
+    result["failures"] = [] if good else ["x differs, {root}/dataset/x.py, line 3"]
+    print(json.dumps(result), flush=True)
+sys.exit(0 if all_good else 4)
 """
 
 
@@ -159,6 +164,22 @@ def test_one_wrong__is_a_failure_with_its_reason(place, text, reason):
     code, said = place.call("--jobs", "2")
     assert code == 1 and said.splitlines()[-1] == "2 passed, 1 failed"
     assert reason in said and reason in place.results()["b"]["reason"]
+
+
+def test_many__share_programs_and_each_has_its_own_result(place):
+    for name in "defghijkl":
+        place.write(name)
+    place.write("b", "WRONG")
+    place.write("e", "CRASH")
+    place.write("h", "WAIT")
+    code, said = place.call("--seconds", "2")
+    assert code == 1 and said.splitlines()[-1] == "9 passed, 3 failed"
+    verdicts = {name: row["verdict"] for name, row in place.results().items() if row["exit_code"] != 0}
+    assert verdicts == {"b": "not_verified", "e": "error", "h": "late"}
+    assert "terminate called" in place.results()["e"]["reason"]
+    assert place.checked() == list("abcdefghijkl"), "each once"
+    programs = Path(f"{place.log}.programs").read_text().count("program")
+    assert programs == 6, "groups of three, and another program behind each of two that ended"
 
 
 def test_only__takes_what_matches_and_leaves_other_results(place):
