@@ -11,8 +11,8 @@ in float32 where it names none). --only takes the pairs whose path matches; what
 others stays in it. --resume does not check again what was checked before with the same text, program and
 versions of torch and Triton, and has it in the table and the count; with --resume same-text the program may
 be another. Checks are spread over all GPUs, and several are one program's, which imports torch and Triton
-once. Results are written as each check ends, so that an interrupted run goes on with --resume. No check begins after --budget. Exits 1 if a check is not verified or had no turn,
-2 if there is none.
+once. Results are written as each check ends, so that an interrupted run goes on with --resume. No check
+begins after --budget. Exits 1 if a check is not verified or had no turn, 2 if there is none.
 """
 
 from __future__ import annotations

@@ -37,7 +37,8 @@ for path in map(pathlib.Path, sys.argv[2 : sys.argv.index("--json")]):
     good = "WRONG" not in text
     all_good = all_good and good
     shapes = {{"required": 2, "passed": 2 * good, "hidden": 3, "hidden_passed": 3}}
-    result = {{"verdict": "verified" if good else "not_verified", "exit_code": 0 if good else 4, "shapes": shapes}}
+    result = {{"verdict": "verified" if good else "not_verified", "exit_code": 0 if good else 4}}
+    result["shapes"] = shapes
     result["gradients"] = [{{"name": "x", "error": 1e-7 if good else None}}]
     result["failures"] = [] if good else ["x differs, {root}/dataset/x.py, line 3"]
     print(json.dumps(result), flush=True)
