@@ -18,6 +18,7 @@ begins after --budget. Exits 1 if a check is not verified or had no turn, 2 if t
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import json
 import re
@@ -134,15 +135,18 @@ class Run:
         """How many have a result now; at least one."""
         (dtype,) = {dtype for _, dtype in group}
         args = argparse.Namespace(**vars(self.args) | {"dtype": dtype})
-        count = 0
+        count, text, took = 0, "", 0.0
 
         def told(line: str, seconds: float) -> bool:
-            nonlocal count
+            """A result is a line, the only one several."""
+            nonlocal count, text, took
+            text, took = text + line, took + seconds
             if bounded.closed():
                 return False
-            code = json.loads(line)["exit_code"]
-            self.keep(group[count], bounded.Ended(code, line, "", seconds))
-            count += 1
+            with contextlib.suppress(json.JSONDecodeError):
+                code = json.loads(text)["exit_code"]
+                self.keep(group[count], bounded.Ended(code, text, "", took))
+                count, text, took = count + 1, "", 0.0
             return time.monotonic() <= self.until
 
         paths = [str(self.pairs[name]) for name, _ in group]

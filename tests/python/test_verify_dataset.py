@@ -41,7 +41,7 @@ for path in map(pathlib.Path, sys.argv[2 : sys.argv.index("--json")]):
     result["shapes"] = shapes
     result["gradients"] = [{{"name": "x", "error": 1e-7 if good else None}}]
     result["failures"] = [] if good else ["x differs, {root}/dataset/x.py, line 3"]
-    print(json.dumps(result), flush=True)
+    print(json.dumps(result, indent=1 if sys.argv[3] == "--json" else None), flush=True)
 sys.exit(0 if all_good else 4)
 """
 
