@@ -242,5 +242,5 @@ def _convert(value: Any) -> Any:
         return tl.tensor(_interp.TensorHandle(np.array([value], dtype=np.float32), tl.float32), tl.float32)
     if isinstance(value, tuple):
         items = [_convert(item) for item in value]
-        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+        return type(value)(*items) if hasattr(type(value), "_fields") else tuple(items)
     return _interp._implicit_cvt(value)

@@ -55,6 +55,11 @@ def pairs(a1, b1, a2, b2):
 
 
 @triton.jit
+def rounded_pairs(a1, b1, a2, b2):
+    return a1 * b2 + a2 * b1, (b1 * b2).to(tl.float16)
+
+
+@triton.jit
 def rounded(a, b):
     return (a + b).to(tl.float16)
 
@@ -120,7 +125,7 @@ KERNELS: dict[str, tuple[str, str, str]] = {
     "scan_of_elsewhere": ("    x = tl.associative_scan(x, 0, tl.standard._elementwise_max)  # here", "associative_scan", "function of another file"),
     "scan_of_builtin": ("    x = tl.associative_scan(x, 0, tl.maximum)  # here", "associative_scan", "source of its combine function"),
     "scan_of_other_type": ("    x = tl.associative_scan(x, 0, rounded)  # here", "associative_scan", "type of its operands"),
-    "reduce_of_pairs": ("    y, z = tl.reduce((x, x), 0, pairs)  # here", "tl.reduce", "reductions of one value"),
+    "reduce_of_other_type": ("    y, z = tl.reduce((x, x), 0, rounded_pairs)  # here", "tl.reduce", "2 values of the type"),
     "scan_of_three": ("    x, y, z = tl.associative_scan((x, x, x), 0, larger)  # here", "associative_scan", "one or two values"),
     "pointer_method": ("    x = x_ptr.sum()  # here", ".sum", "method of a pointer"),
     "sort": ("    x = tl.sort(x)  # here", "tl.sort", "sorting networks"),

@@ -93,7 +93,7 @@ EDITS: dict[str, list[tuple[str, str]]] = {
     "scan_of_elsewhere": [("tl.standard._elementwise_max", "larger")],
     "scan_of_builtin": [("tl.maximum)", "larger)")],
     "scan_of_other_type": [(".to(tl.float16)", ".to(tl.float16).to(tl.float32)")],
-    "reduce_of_pairs": [("y, z = tl.reduce((x, x), 0, pairs)", "y, z = tl.max(x, 0, return_indices=True)\n    x = x * y")],
+    "reduce_of_other_type": [("(b1 * b2).to(tl.float16)", "b1 * b2")],
     "atomic_result": [
         ("    x = x * tl.atomic_add(out_ptr + cols, x)  # here" + STORE, "    tl.atomic_add(out_ptr + cols, x, mask=mask)"),
         ("\n@autodiff", SECOND),

@@ -56,6 +56,41 @@ def speeds(a, b):
 
 
 @triton.jit
+def merge(mean_a, m2_a, n_a, mean_b, m2_b, n_b):
+    gap = mean_b - mean_a
+    n = n_a + n_b
+    share = tl.where(n == 0.0, 0.0, n_b / n)
+    return mean_a + gap * share, m2_a + m2_b + gap * gap * n_a * share, n
+
+
+@triton.jit
+def sum_and_larger(sum_a, top_a, sum_b, top_b):
+    return sum_a + sum_b, tl.maximum(top_a, top_b)
+
+
+@triton.jit
+def product(re_a, im_a, re_b, im_b):
+    return re_a * re_b - im_a * im_b, re_a * im_b + im_a * re_b
+
+
+@triton.jit
+def applied_later(a1, b1, a2, b2):
+    return a1 * a2, a1 * b2 + b1
+
+
+@triton.jit
+def largest_with_place(value_a, at_a, value_b, at_b):
+    is_first = (value_a > value_b) | ((value_a == value_b) & (at_a < at_b))
+    return tl.where(is_first, value_a, value_b), tl.where(is_first, at_a, at_b)
+
+
+@triton.jit
+def log_sum_of_two(top_a, sum_a, top_b, sum_b):
+    top = tl.maximum(top_a, top_b)
+    return top, sum_a * tl.exp(top_a - top) + sum_b * tl.exp(top_b - top)
+
+
+@triton.jit
 def rule_kernel(x_ptr, y_ptr, z_ptr, out_ptr, m, n, M: tl.constexpr, N: tl.constexpr):
     rows = tl.arange(0, M)
     cols = tl.program_id(0) * N + tl.arange(0, N)
@@ -161,6 +196,16 @@ BODIES: dict[str, tuple[str, float, float]] = {
     "reduce_product": ("    out = x * tl.reduce(x * y[None, :], 0, times)[None, :] + z[:, None]", 0.7, 1.3),
     "reduce_log_sum": ("    out = x * tl.reduce(x * y[None, :], 1, log_sum)[:, None] + z[:, None]", -2, 2),
     "reduce_of_triton": ("    out = x * tl.reduce(x * y[None, :], 1, tl.standard._sum_combine)[:, None] + z[:, None]", -2, 2),
+    "reduce_welford": ("    mean, m2, count = tl.reduce((x * y[None, :], x * 0, x * 0 + 1), 1, merge)\n    out = (x - mean[:, None]) * tl.rsqrt(m2 / count + 0.1)[:, None] + z[:, None]", -2, 2),
+    "reduce_welford_of_what_is_there": ("    there = (cols < n)[None, :] & (rows < m)[:, None]\n    mean, m2, count = tl.reduce((tl.where(there, x, 0.0), x * 0, there.to(tl.float32)), 1, merge)\n    out = (x - mean[:, None]) * tl.rsqrt(m2 + 0.1)[:, None] * y[None, :] + z[:, None]", -2, 2),
+    "reduce_welford_of_rows": ("    mean, m2, _ = tl.reduce((x, x * 0, x * 0 + 1), 0, merge, keep_dims=True)\n    out = mean * y[None, :] + m2 * x + z[:, None]", -2, 2),
+    "reduce_welford_of_all": ("    mean, m2, _ = tl.reduce((x * z[:, None], x * 0, x * 0 + 1), None, merge)\n    out = mean * y[None, :] + x * m2", -2, 2),
+    "reduce_apart": ("    total, top = tl.reduce((x * y[None, :], x + z[:, None]), 1, sum_and_larger)\n    out = x * total[:, None] + top[:, None]", -2, 2),
+    "reduce_complex": ("    re, im = tl.reduce((x, 0.3 * x * y[None, :]), 1, product)\n    out = x + (re * im)[:, None] + z[:, None]", 0.8, 1.1),
+    "reduce_last_state": ("    _, h = tl.reduce((x, x * y[None, :]), 1, affine)\n    out = h[:, None] + x * z[:, None]", -1, 1),
+    "reduce_in_order": ("    a, h = tl.reduce((x, x * y[None, :]), 1, applied_later)\n    out = h[:, None] + x * z[:, None] + a[:, None]", -1.1, 1.1),
+    "reduce_with_place": ("    top, place = tl.reduce((x * y[None, :], (cols[None, :] + rows[:, None] * 0).to(tl.int32)), 1, largest_with_place)\n    out = x * top[:, None] + z[:, None] * place[:, None]", -2, 2),
+    "reduce_log_sum_of_two": ("    top, total = tl.reduce((x * y[None, :], x * 0 + 1), 1, log_sum_of_two)\n    out = x * (top + tl.log(total))[:, None] + z[:, None]", -2, 2),
     "gather": ("    place = (rows[:, None] * 5 + cols[None, :] * 3) % N\n    out = tl.gather(x * y[None, :], place, 1) * z[:, None]", -2, 2),
     "gather_rows": ("    place = (rows[:, None] + cols[None, :]) % M // 2\n    out = tl.gather(x * y[None, :], place, 0) + z[:, None]", -2, 2),
     "loop_sum": ("    out = x * 0.0\n    for i in range(3):\n        out += x * y[None, :] * i\n    out += z[:, None]", -2, 2),

@@ -164,6 +164,8 @@ FLOAT_OPS: dict[str, tuple[str, int]] = {
     "argmax": ("y = tl.argmax(x, 0).to(tl.float32) + x", 16),
     "argmin": ("y = tl.argmin(x, 0).to(tl.float32) + x", 16),
     "custom reduce": ("y = tl.reduce(tl.reshape(z, [4, 4]), 1, product)", 4),
+    "reduce of several": ("a, y = tl.reduce((tl.reshape(z, [4, 4]), tl.reshape(x, [4, 4])), 1, affine)\n    y += a", 4),
+    "reduce of several keep_dims": ("a, y = tl.reduce((tl.reshape(z, [4, 4]), tl.reshape(x, [4, 4])), 0, affine, keep_dims=True)\n    y += a", 4),
     "cumsum": ("y = tl.cumsum(x, 0)", 16),
     "cumsum reversed": ("y = tl.cumsum(tl.reshape(x, [4, 4]), 1, reverse=True)", 16),
     "cumprod": ("y = tl.cumprod(z, 0)", 16),

@@ -137,7 +137,7 @@ def _runtime_value(value: Any, name: str, runtime: Runtime) -> Any:
     value = tl.core._unwrap_if_constexpr(value)
     if isinstance(value, (tuple, list)):
         items = [_runtime_value(item, f"{name}[{at}]", runtime) for at, item in enumerate(value)]
-        return type(value)(*items) if hasattr(value, "_fields") else tl.tuple(items)
+        return type(value)(*items) if hasattr(type(value), "_fields") else tl.tuple(items)
     if isinstance(value, TensorArg):
         element = TYPES.get(value.dtype)
         if element is None:

@@ -301,7 +301,7 @@ def _block_pointer(like: BlockPointer, lists: list[list[Any]]) -> BlockPointer:
 def _like(value: Any, items: list[Any]) -> Any:
     if isinstance(value, tl.tuple):
         return tl.tuple(items)
-    return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    return type(value)(*items) if hasattr(type(value), "_fields") else type(value)(items)
 
 
 def _plain(value: Any) -> Any:

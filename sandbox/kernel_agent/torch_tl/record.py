@@ -266,7 +266,7 @@ class Recorder(Mode):
             return DescriptorRef(self.ref(value.base), *parts, padding=getattr(value, "padding", "zero"))
         if isinstance(value, (tuple, list)):
             items = [self._launch_value(item) for item in value]
-            return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+            return type(value)(*items) if hasattr(type(value), "_fields") else tuple(items)
         return value
 
     def _line(self) -> int | None:

@@ -234,7 +234,7 @@ class Replay:
             return DescriptorArg(base, value.shape, value.strides, value.block_shape, value.padding)
         if isinstance(value, tuple):
             items = [self._argument(item) for item in value]
-            return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+            return type(value)(*items) if hasattr(type(value), "_fields") else tuple(items)
         return value
 
 

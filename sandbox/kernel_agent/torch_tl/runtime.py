@@ -334,7 +334,7 @@ class Runtime:
         return self.decay(target(*map(unwrap, args), **given))
 
     def decay(self, value: Any) -> Any:
-        if isinstance(value, (tuple, tl.tuple)) and not hasattr(value, "_fields"):
+        if isinstance(value, (tuple, tl.tuple)) and not hasattr(type(value), "_fields"):
             return tuple(self.decay(item) for item in value)
         value = unwrap(value)
         return self.semantic.to_tensor(value) if isinstance(value, (bool, int, float)) else value
@@ -459,7 +459,7 @@ class Runtime:
 
     def assign(self, value: Any) -> Any:
         """A variable that is not annotated as constexpr becomes a runtime value, as in compiled code."""
-        if isinstance(value, (tuple, list, tl.tuple)) and not hasattr(value, "_fields"):
+        if isinstance(value, (tuple, list, tl.tuple)) and not hasattr(type(value), "_fields"):
             return tuple(self.assign(item) for item in value)
         value = unwrap(value)
         return self.semantic.to_tensor(value) if isinstance(value, (bool, int, float)) else value

@@ -37,7 +37,7 @@ class Graph:
         self.answers: dict[Node, bool] = {}  # to the conditions that such calls are known by
         self.example: dict[int, Any] = {}  # values of one of them, by the ids of their nodes
         # What combine functions make of two operands; by function, type and shape, and by its number.
-        self.combined: dict[Any, tuple[Node, Node, Node]] = {}
+        self.combined: dict[Any, tuple[list[Node], list[Node], list[Node]]] = {}
         self.contracted: set[Node] = set()  # extents that the forward's own dot products sum over
         self.line: int | None = None
         self.one = self.const(1)

@@ -12,6 +12,8 @@ from ..ir.values import is_helper
 if TYPE_CHECKING:
     from .normalise import Builder
 
+Combined = tuple[list[Node], list[Node], list[Node]]  # left and right operands, and what is made of them
+
 
 def associative_scan(b: Builder, input: Any, axis: Any, combine_fn: Any, reverse: Any = False) -> Any:
     """Of one value; of two where they are first-order recurrences (a, x) -> a h + x."""
@@ -28,64 +30,86 @@ def associative_scan(b: Builder, input: Any, axis: Any, combine_fn: Any, reverse
 
 
 def reduce(b: Builder, input: Any, axis: Any, combine_fn: Any, keep_dims: Any = False) -> Any:
-    """Of one value."""
+    """Of one value or several."""
     items = [b.node(v) for v in (input if isinstance(input, tuple) else (input,))]
-    if len(items) > 1:
-        message = "only reductions of one value by a function of one's own are supported"
-        raise Refusal(
-            "tl.reduce", message, "For the place of the largest: tl.max(x, axis, return_indices=True)."
-        )
-    out, keep = items[0], bool(b.number(keep_dims))
-    rank = len(out.shape)
+    keep, rank = bool(b.number(keep_dims)), len(items[0].shape)
     axes = list(range(rank))[::-1] if axis is None else [int(b.number(axis)) % rank]
     for one in axes:
-        out = _reduced(b, out, one, combine_fn, keep)
-    return (out,) if isinstance(input, tuple) else out
+        items = _reduced(b, items, one, combine_fn, keep)
+    return tuple(items) if isinstance(input, tuple) else items[0]
 
 
-def _reduced(b: Builder, x: Node, axis: int, function: Any, keep: bool) -> Node:
-    """The last of a scan, where the function is none that reductions know."""
+def _reduced(b: Builder, items: list[Node], axis: int, function: Any, keep: bool) -> list[Node]:
+    """Along an axis: what reductions know, or the last of a scan, or the fold of several values."""
     g: Graph = b.g
-    left, right, made = _computed(b, "tl.reduce", x, function)
-    fn = _known(g, left, right, made)
-    if fn in ("sum", "max", "min"):
-        return g.reduce(fn, x, axis, keep)
-    scan = _scan(b, "tl.reduce", x, function, {"axis": axis, "reverse": False})
+    items = [g.broadcast(x, items[0].shape) for x in items]
+    computed = _computed(b, "tl.reduce", items, function)
+    found = [_known(g, *one) for one in zip(*computed, strict=True)]
+    if all(fn in ("sum", "max", "min") for fn in found):
+        return [g.reduce(str(fn), x, axis, keep) for fn, x in zip(found, items, strict=True)]
+    forwards = {"axis": axis, "reverse": False}
+    if len(items) == 1:
+        return [_last(g, _scan(b, "tl.reduce", items[0], function, forwards), axis, keep)]
+    if _is_recurrence(g, *computed):
+        return [_last(g, one, axis, keep) for one in _first_order(g, items, function, forwards)]
+    _require_ours(b, "tl.reduce", function)
+    made = []
+    for index, x in enumerate(items):
+        shape = (*x.shape[:axis], *x.shape[axis + 1 :])
+        attrs = {"text": function.__name__, "made": _key(computed), "axis": axis, "index": index}
+        node = g.make("fold", tuple(items), attrs, x.dtype, shape)
+        made.append(g.expand(node, axis) if keep else node)
+    return made
+
+
+def _last(g: Graph, x: Node, axis: int, keep: bool) -> Node:
     last = g.sub(x.shape[axis], g.const(1))
     lane = g.lane(x.shape[axis], axis, len(x.shape))
-    chosen = g.where(g.compare("==", lane, last), scan, g.number(0))
-    return g.reduce("sum", chosen, axis, keep)
+    return g.reduce("sum", g.where(g.compare("==", lane, last), x, g.number(0)), axis, keep)
 
 
 def _scan(b: Builder, what: str, x: Node, function: Any, attrs: dict) -> Node:
     g: Graph = b.g
-    left, right, made = _computed(b, what, x, function)
-    fn = _known(g, left, right, made)
+    computed = _computed(b, what, [x], function)
+    fn = _known(g, *(of[0] for of in computed))
     if fn in ("sum", "prod"):
         return g.make("scan", (x,), {"fn": fn, **attrs}, x.dtype, x.shape)
-    if not (is_helper(function) and b.is_ours(function)):
-        message = f"`{function.__name__}` is a function of another file"
-        raise Refusal(what, message, "Write it in the kernel's own file.")
-    attrs = {"text": function.__name__, "made": made.id, **attrs}
+    _require_ours(b, what, function)
+    attrs = {"text": function.__name__, "made": _key(computed), **attrs}
     return g.make("combine", (x,), attrs, x.dtype, x.shape)
 
 
-def _computed(b: Builder, what: str, x: Node, function: Any) -> tuple[Node, Node, Node]:
-    """The operands of a combine function, as blocks like x, and what it makes of them."""
-    known = b.g.combined.get((function, x.dtype, x.shape))
+def _require_ours(b: Builder, what: str, function: Any) -> None:
+    if not (is_helper(function) and b.is_ours(function)):
+        message = f"`{function.__name__}` is a function of another file"
+        raise Refusal(what, message, "Write it in the kernel's own file.")
+
+
+def _computed(b: Builder, what: str, items: list[Node], function: Any) -> Combined:
+    """The operands of a combine function, as blocks like the items, and what it makes of them."""
+    kinds = tuple((x.dtype, x.shape) for x in items)
+    known = b.g.combined.get((function, kinds))
     if known is not None:
         return known
-    left, right = (b.g.fresh("phi", {"name": side}, x.dtype, x.shape, b.g.top) for side in ("left", "right"))
-    made = _inlined(b, what, function, [left, right])
-    if isinstance(made, tuple) and len(made) == 1:
-        made = made[0]
-    if not isinstance(made, Node) or (real(made.dtype), made.shape) != (real(x.dtype), x.shape):
-        message = (
-            f"`{function.__name__}` does not return one value of the type of its operands, {real(x.dtype)}"
-        )
+    left, right = (
+        [b.g.fresh("phi", {"name": side}, x.dtype, x.shape, b.g.top) for x in items]
+        for side in ("left", "right")
+    )
+    made = _inlined(b, what, function, [*left, *right])
+    made = list(made) if isinstance(made, tuple) else [made]
+    like = [isinstance(one, Node) and (real(one.dtype), one.shape) for one in made]
+    if like != [(real(x.dtype), x.shape) for x in items]:
+        kind = " and ".join(dict.fromkeys(str(real(x.dtype)) for x in items))
+        count = "one value" if len(items) == 1 else f"{len(items)} values"
+        message = f"`{function.__name__}` does not return {count} of the type of its operands, {kind}"
         raise Refusal(what, message, "Cast what is combined beforehand, or in the function at its end.")
-    b.g.combined[function, x.dtype, x.shape] = b.g.combined[made.id] = left, right, made
-    return left, right, made
+    computed = left, right, made
+    b.g.combined[function, kinds] = b.g.combined[_key(computed)] = computed
+    return computed
+
+
+def _key(computed: Combined) -> tuple[int, ...]:
+    return tuple(node.id for node in computed[2])
 
 
 def _inlined(b: Builder, what: str, function: Any, operands: list[Node]) -> Any:
@@ -118,15 +142,26 @@ def _recurrence(b: Builder, items: list[Node], function: Any, attrs: dict) -> An
         [g.fresh("phi", {"name": s}, n.dtype, (), g.top) for n in items] for s in ("left", "right")
     )
     found = _inlined(b, "associative_scan", function, [*left, *right])
-    products = (g.mul(left[0], right[0]), g.mul(right[0], left[0]))
-    scaled = (g.mul(left[1], right[0]), g.mul(right[0], left[1]))
-    sums = [pair for s in scaled for pair in (g.add(s, right[1]), g.add(right[1], s))]
-    if isinstance(found, tuple) and len(found) == 2 and found[0] in products and found[1] in sums:
-        a, x = items
-        h = g.make("affine", (a, x), {"text": function.__name__, **attrs}, promote((a, x)), x.shape)
-        return (g.make("scan", (a,), {"fn": "prod", **attrs}, a.dtype, a.shape), h)
+    if isinstance(found, tuple) and _is_recurrence(g, left, right, list(found)):
+        return _first_order(g, items, function, attrs)
     raise Refusal(
         "associative_scan",
         f"`{function.__name__}` is no first-order recurrence",
         "Write it as (a1 * a2, a2 * b1 + b2).",
     )
+
+
+def _is_recurrence(g: Graph, left: list[Node], right: list[Node], found: list[Node]) -> bool:
+    """Whether a function combines two steps h -> a h + x to one."""
+    if len(left) != 2 or len(found) != 2:
+        return False
+    products = (g.mul(left[0], right[0]), g.mul(right[0], left[0]))
+    scaled = (g.mul(left[1], right[0]), g.mul(right[0], left[1]))
+    sums = [pair for s in scaled for pair in (g.add(s, right[1]), g.add(right[1], s))]
+    return found[0] in products and found[1] in sums
+
+
+def _first_order(g: Graph, items: list[Node], function: Any, attrs: dict) -> tuple[Node, Node]:
+    a, x = items
+    h = g.make("affine", (a, x), {"text": function.__name__, **attrs}, promote((a, x)), x.shape)
+    return g.make("scan", (a,), {"fn": "prod", **attrs}, a.dtype, a.shape), h

@@ -30,6 +30,7 @@ RULES: dict[str, Callable[[Graph, Node, Node], Contributions]] = {}
 
 # Functions that the generated section defines.
 LINEAR_STEP = "linear_step"
+TURNED = "_turned"  # behind the name of a combine function, and before the number of its values
 SMALL_DOT = "small_dot"
 GATHERED = 1 << 15  # pairs of places that the adjoint of a gather may compare
 
@@ -302,7 +303,7 @@ def _(g: Graph, n: Node, d: Node) -> Contributions:
     other way, and x[i] gets f_2(y[i-1], x[i]) e[i]; the first, which is as it was, gets e."""
     (x,), axis, forward = n.args, n.attrs["axis"], not n.attrs["reverse"]
     before, after = (1, -1) if forward else (-1, 1)
-    first, second = _partials(g, n, shifted(g, n, axis, before), x)
+    ((first,), (second,)) = _pulled(g, n, ([shifted(g, n, axis, before)], [x]), [g.number(1)], [True])
     attrs = {"axis": axis, "reverse": forward, "text": LINEAR_STEP}
     e = g.make("affine", (shifted(g, first, axis, after), d), attrs, d.dtype, d.shape)
     e.upstream = True
@@ -311,21 +312,99 @@ def _(g: Graph, n: Node, d: Node) -> Contributions:
     yield x, g.where(start, e, g.mul(second, e))
 
 
-def _partials(g: Graph, n: Node, *operands: Node) -> list[Node]:
-    """The derivatives of a combine function by its two operands, at these."""
-    *places, made = g.combined[n.attrs["made"]]
-    rewriter = Rewriter(g, dict(zip(places, operands, strict=True)).get)
-    out = rewriter.node(made)
-    adjoints: dict[Node, Node] = {out: g.number(1)}
-    between = reachable([out], lambda node: node.args if node not in operands else ())
-    for node in sorted(between, key=lambda node: -node.id):
-        if node in operands or node not in adjoints or node.op in DETACHED or not node.is_float:
+@rule_of("fold")
+def _(g: Graph, n: Node, d: Node) -> Contributions:
+    """f(before, f(x[i], after)) for every place i, f being associative: scans give what is before and after
+    it, and f's derivatives do the rest. The first has nothing before it, the last nothing after."""
+    xs, axis, shape = list(n.args), n.attrs["axis"], n.args[0].shape
+    places = [
+        [shifted(g, one, axis, by) for one in _combined(g, n, reverse)]
+        for by, reverse in ((1, False), (-1, True))
+    ]
+    before, after = places
+    lane = g.lane(shape[axis], axis, len(shape))
+    first = g.compare("==", lane, g.const(0))
+    last = g.compare("==", lane, g.sub(shape[axis], g.const(1)))
+    active = _active(g, n)
+    rest = [g.where(last, x, made) for x, made in zip(xs, _called(g, n, xs, after), strict=True)]
+    wide, zero = g.broadcast(g.expand(d, axis), shape), g.number(0)
+    whole = [wide if index == n.attrs["index"] else zero for index in range(len(xs))]
+    _, to_rest = _pulled(g, n, (before, rest), whole, active)
+    to_rest = [g.where(first, own, pulled) for own, pulled in zip(whole, to_rest, strict=True)]
+    to_xs, _ = _pulled(g, n, (xs, after), to_rest, active)
+    for x, own, pulled in zip(xs, to_rest, to_xs, strict=True):
+        if x.active:
+            yield x, g.where(last, own, pulled)
+
+
+def _combined(g: Graph, n: Node, reverse: bool) -> list[Node]:
+    """What the combine function makes of all up to each place, that included."""
+    text = f"{n.attrs['text']}{TURNED}{len(n.args)}" if reverse else n.attrs["text"]
+    attrs = {"axis": n.attrs["axis"], "reverse": reverse, "text": text}
+    return [
+        g.make("combined", n.args, {**attrs, "index": index}, x.dtype, x.shape)
+        for index, x in enumerate(n.args)
+    ]
+
+
+def _called(g: Graph, n: Node, left: list[Node], right: list[Node]) -> list[Node]:
+    """The combine function of these operands."""
+    lefts, rights, made = g.combined[n.attrs["made"]]
+    rewriter = Rewriter(g, dict(zip((*lefts, *rights), (*left, *right), strict=True)).get)
+    return [rewriter.node(one) for one in made]
+
+
+def _active(g: Graph, n: Node) -> list[bool]:
+    """Which of the values hang on what has a gradient: those that have one themselves, and what the combine
+    function makes of such."""
+    left, right, made = g.combined[n.attrs["made"]]
+    active = [x.active and x.is_float for x in n.args]
+    while True:
+        wanted = {
+            node for operands in (left, right) for node, is_on in zip(operands, active, strict=True) if is_on
+        }
+        more = [
+            is_on or (one.is_float and not wanted.isdisjoint(nodes_in([one])))
+            for one, is_on in zip(made, active, strict=True)
+        ]
+        if more == active:
+            return active
+        active = more
+
+
+def _pulled(
+    g: Graph, n: Node, operands: tuple[list[Node], list[Node]], ds: list[Node], active: list[bool]
+) -> tuple[list[Node], list[Node]]:
+    """What the operands of a combine function receive for the adjoints of its values; zeros where a value
+    has no gradient anywhere."""
+    made = _called(g, n, *operands)
+    wanted = {node for side in operands for node, is_on in zip(side, active, strict=True) if is_on}
+    every = {node for side in operands for node in side}
+    between = sorted(
+        reachable(made, lambda node: node.args if node not in every else ()), key=lambda node: node.id
+    )
+    hanging: set[Node] = set()
+    for node in between:
+        if node in wanted or (node not in every and not hanging.isdisjoint(node.args)):
+            hanging.add(node)
+    adjoints: dict[Node, Node] = {}
+
+    def receive(node: Node, contribution: Node) -> None:
+        if node in hanging:
+            known = adjoints.get(node)
+            adjoints[node] = contribution if known is None else g.add(known, contribution)
+
+    for one, d, is_on in zip(made, ds, active, strict=True):
+        if is_on:
+            receive(one, d)
+    for node in reversed(between):
+        if node in every or node not in adjoints or node.op in DETACHED or not node.is_float:
             continue
         for arg, contribution in adjoint(g, node, adjoints.pop(node)):
-            known = adjoints.get(arg)
-            adjoints[arg] = contribution if known is None else g.add(known, contribution)
+            receive(arg, contribution)
     zero = g.number(0)
-    return [g.broadcast(adjoints.get(operand, zero), n.shape) for operand in operands]
+    left, right = ([g.broadcast(adjoints.get(node, zero), node.shape) for node in side] for side in operands)
+    return left, right
 
 
 @rule_of("gather")

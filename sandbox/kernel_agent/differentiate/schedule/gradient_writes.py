@@ -145,7 +145,7 @@ def fill(reverse: Reverse) -> None:
 
 def _plain(write: GradWrite) -> bool:
     """Whether an address is made of ids, lanes and sizes alone."""
-    made = {"load", "loopout", "ifout", "phi", "reduce", "scan", "combine", "dot", "random", "call"}
+    made = {"load", "loopout", "ifout", "phi", "reduce", "scan", "combine", "fold", "dot", "random", "call"}
     return all(n.op not in made for n in nodes_in([write.offset, *parts(write.mask)]))
 
 

@@ -48,6 +48,8 @@ CALLS = {
     "argreduce": "{tl}.arg{at[fn]}({every}, axis={at[axis]})",
     "scan": "{tl}.cum{at[fn]}({every}, axis={at[axis]}{back})",
     "combine": "{tl}.associative_scan({every}, {at[axis]}, {at[text]}{back})",
+    "combined": "{tl}.associative_scan(({every}), {at[axis]}, {at[text]}{back})[{at[index]}]",
+    "fold": "{tl}.reduce(({every}), {at[axis]}, {at[text]})[{at[index]}]",
     "gather": "{tl}.gather({every}, {at[axis]})",
     "affine": "{tl}.associative_scan(({every}), {at[axis]}, {at[text]}{back})[1]",
     "flip": "{tl}.flip({every}, {at[axis]})",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from ..reverse.rules import LINEAR_STEP, SMALL_DOT
+import re
+
+from ..reverse.rules import LINEAR_STEP, SMALL_DOT, TURNED
 from .emit import TANH
 
 LAID_OUT = '''
@@ -45,6 +47,13 @@ LINEAR = '''
 def linear_step(a1, b1, a2, b2):
     """Two steps of h = a h + b in one: the combine function of the scans below."""
     return a1 * a2, b1 * a2 + b2
+'''
+
+TURNED_TEXT = '''
+@triton.jit
+def {name}{turned}{count}({left}, {right}):
+    """{name} for a scan from the end: the right operand comes first there."""
+    return {name}({right}, {left})
 '''
 
 SMALL_DOT_TEXT = '''
@@ -246,8 +255,14 @@ def passed(values, *names):
 def scan_helpers(text: str) -> list[str]:
     """The jit functions that kernels call."""
     scans = [LINEAR] * any(f"{LINEAR_STEP}{end}" in text for end in "),")
+    scans += [_turned(*found) for found in sorted(set(re.findall(rf"\b(\w+){TURNED}(\d+)\b", text)))]
     found = {SMALL_DOT: SMALL_DOT_TEXT, TANH: TANH_TEXT}
     return scans + [helper for name, helper in found.items() if f"{name}(" in text]
+
+
+def _turned(name: str, count: str) -> str:
+    left, right = (", ".join(f"{side}{i + 1}" for i in range(int(count))) for side in "ab")
+    return TURNED_TEXT.format(name=name, turned=TURNED, count=count, left=left, right=right)
 
 
 def host_helpers(text: str) -> list[str]:
