@@ -64,6 +64,11 @@ def merge(mean_a, m2_a, n_a, mean_b, m2_b, n_b):
 
 
 @triton.jit
+def merge_of_others(a1, b1, n1, a2, b2, n2):
+    return a1 * n2 + a2 * n1, b1 + b2, n1 * n2
+
+
+@triton.jit
 def sum_and_larger(sum_a, top_a, sum_b, top_b):
     return sum_a + sum_b, tl.maximum(top_a, top_b)
 
@@ -200,6 +205,8 @@ BODIES: dict[str, tuple[str, float, float]] = {
     "reduce_welford_of_what_is_there": ("    there = (cols < n)[None, :] & (rows < m)[:, None]\n    mean, m2, count = tl.reduce((tl.where(there, x, 0.0), x * 0, there.to(tl.float32)), 1, merge)\n    out = (x - mean[:, None]) * tl.rsqrt(m2 + 0.1)[:, None] * y[None, :] + z[:, None]", -2, 2),
     "reduce_welford_of_rows": ("    mean, m2, _ = tl.reduce((x, x * 0, x * 0 + 1), 0, merge, keep_dims=True)\n    out = mean * y[None, :] + m2 * x + z[:, None]", -2, 2),
     "reduce_welford_of_all": ("    mean, m2, _ = tl.reduce((x * z[:, None], x * 0, x * 0 + 1), None, merge)\n    out = mean * y[None, :] + x * m2", -2, 2),
+    "reduce_welford_of_parts": ("    mean, m2, count = tl.reduce((x * y[None, :], x * x, tl.abs(x) + z[:, None] * z[:, None]), 1, merge)\n    out = (x - mean[:, None]) * tl.rsqrt(m2 / count + 0.1)[:, None]", -2, 2),
+    "reduce_merge_of_others": ("    mean, m2, n = tl.reduce((x * y[None, :], x * 0, x * 0 + 1), 1, merge_of_others)\n    out = mean[:, None] * x + m2[:, None] * y[None, :] + z[:, None] * n[:, None]", 0.3, 0.5),
     "reduce_apart": ("    total, top = tl.reduce((x * y[None, :], x + z[:, None]), 1, sum_and_larger)\n    out = x * total[:, None] + top[:, None]", -2, 2),
     "reduce_complex": ("    re, im = tl.reduce((x, 0.3 * x * y[None, :]), 1, product)\n    out = x + (re * im)[:, None] + z[:, None]", 0.8, 1.1),
     "reduce_last_state": ("    _, h = tl.reduce((x, x * y[None, :]), 1, affine)\n    out = h[:, None] + x * z[:, None]", -1, 1),
@@ -245,6 +252,12 @@ def test_rule(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", sorted(BODIES))
 def test_body(name: str, tmp_path: Path) -> None:
     check(tmp_path, *BODIES[name])
+
+
+@pytest.mark.parametrize("name", [name for name in BODIES if "welford" in name])
+def test_merge_of_means__is_sums(name: str, tmp_path: Path) -> None:
+    backward = draft(write(tmp_path, *BODIES[name]), {"M": 16, "N": 32})["backward"]
+    assert "tl.sum" in backward and "associative_scan" not in backward and "merge)[" not in backward
 
 
 # In lanes that are masked off inputs are 0 here, where the derivative or the value is no number.

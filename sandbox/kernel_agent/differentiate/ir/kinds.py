@@ -14,6 +14,6 @@ LANEWISE = ARITHMETIC | words(
 PLAIN = LANEWISE | words("const constexpr param pid npid load compare and or not invert full floordiv mod")
 NATURAL = MOVING | words("add mul floordiv mod cdiv minimum")  # never negative where no argument is
 MIXING = words(
-    "reduce dot scan combine affine permute reshape argreduce flip join split gather"
+    "reduce dot scan combine combined fold affine permute reshape argreduce flip join split gather"
 )  # an element from other places'
 DETACHED = words("compare floordiv mod argreduce pid npid arange isnone")  # no derivative
