@@ -2,7 +2,8 @@
 
 Parts have a mean, a sum of squared distances from it and a count (Chan, Golub and LeVeque, 1979):
 
-    n = n_a + n_b,   mean = (n_a mean_a + n_b mean_b) / n,   m2 = m2_a + m2_b + (mean_b - mean_a)^2 n_a n_b / n
+    n = n_a + n_b,   mean = (n_a mean_a + n_b mean_b) / n
+    m2 = m2_a + m2_b + (mean_b - mean_a)^2 n_a n_b / n
 
 Two rational functions that agree at points drawn at random are the same, but for a chance of nothing.
 """
