@@ -195,6 +195,19 @@ def test_parameter_without_a_gradient__has_none_where_it_is_none_or_made_contigu
     )
 
 
+@pytest.mark.parametrize("asked", ["HAS_WEIGHT", "w_ptr is not None"])
+def test_launch_without_a_gradient_in_the_traced_call__has_one_where_another_gives_it(
+    asked: str, write: Callable[[str], Path]
+) -> None:
+    """What it reads is a constant there, and None."""
+    source = WEIGHTED.replace("POSITIONS", "(0, 1)").replace("if HAS_WEIGHT:", f"if {asked}:")
+    source = source.replace("[grid](x, weight", "[grid](x.detach(), weight").replace("return y", "return y * x")
+    file = write(source)
+    first, other = {"N": 20, "weighted": False}, {"N": 9, "weighted": True}
+    result = draft(file, first, case={"dims": first, "seed": 1, "others": [other]})
+    assert_right(file, result, [(first, "normal"), (other, "normal")])
+
+
 def test_call_that_writes_to_what_it_reads__is_told(write: Callable[[str], Path]) -> None:
     """Traced with a buffer of its own; written in place elsewhere, the values would be gone."""
     source = SOURCE.replace(

@@ -170,8 +170,9 @@ def trace(
     blocks: Sequence[Blocks] = (),
 ) -> tuple[list[Site], list[Untraced]]:
     """Run the stub once with inputs that want gradients and see its launches; no kernel is executed. While
-    the file has a launch that was not made, or an output that may hold something in another call, the stub is
-    called with others: a size may choose its kernel.
+    the file has a launch that was not made or that no gradient went through, or an output that may hold
+    something in another call, the stub is called with others: a size may choose its kernel, and what is None
+    in one call wants a gradient in another.
     `folds`: conditions in kernels of which only the branch that is taken is read.
     `blocks`: of launches that are read with other blocks than they pass."""
     calls = [
@@ -183,7 +184,7 @@ def trace(
     sites: dict[tuple[int, int], Site] = {}
     _trace(fwd, first, calls, sites, folds, blocks)
     untraced = _untraced(fwd, calls, sites)
-    for call in others if untraced or any(site.empty for site in sites.values()) else ():
+    for call in others if untraced or any(map(_may_be_more, sites.values())) else ():
         more: dict[tuple[int, int], Site] = {}
         try:
             _trace(fwd, call, calls, more, folds, blocks)
@@ -192,10 +193,11 @@ def trace(
         for key, site in more.items():
             known = sites.setdefault(key, site)
             known.overwritten |= site.overwritten
-            if {*site.held, *site.replaced} & known.empty.keys():  # what it finds in an output counts too
+            # What it finds in an output counts too.
+            if {*site.held, *site.replaced} & known.empty.keys() or len(site.outputs) > len(known.outputs):
                 sites[key] = site
         untraced = _untraced(fwd, calls, sites)
-        if not untraced and not any(site.empty for site in sites.values()):
+        if not untraced and not any(map(_may_be_more, sites.values())):
             break
     return list(sites.values()), untraced
 
@@ -763,6 +765,11 @@ def _returned(host: ast.FunctionDef, name: str) -> list[ast.expr | None]:
 def _more_active(new: Site, old: Site) -> bool:
     count = [sum(a.active or bool(a.behind and a.behind.active) for a in s.args.values()) for s in (new, old)]
     return count[0] > count[1]
+
+
+def _may_be_more(site: Site) -> bool:
+    """Whether another call may show more of a launch than the one that was seen."""
+    return bool(site.empty) or not site.outputs
 
 
 def _mark(site: Site, launch: Launch, taken: address_tables.Taken) -> None:
