@@ -201,7 +201,9 @@ def test_launch_without_a_gradient_in_the_traced_call__has_one_where_another_giv
 ) -> None:
     """What it reads is a constant there, and None."""
     source = WEIGHTED.replace("POSITIONS", "(0, 1)").replace("if HAS_WEIGHT:", f"if {asked}:")
-    source = source.replace("[grid](x, weight", "[grid](x.detach(), weight").replace("return y", "return y * x")
+    source = source.replace("[grid](x, weight", "[grid](x.detach(), weight").replace(
+        "return y", "return y * x"
+    )
     file = write(source)
     first, other = {"N": 20, "weighted": False}, {"N": 9, "weighted": True}
     result = draft(file, first, case={"dims": first, "seed": 1, "others": [other]})
