@@ -64,6 +64,14 @@ def merge(mean_a, m2_a, n_a, mean_b, m2_b, n_b):
 
 
 @triton.jit
+def merge_of_ones_or_more(mean_a, m2_a, n_a, mean_b, m2_b, n_b):
+    n = n_a + n_b
+    scaled_a, scaled_b = mean_a * n_a, mean_b * n_b
+    mean = (scaled_a + scaled_b) / tl.maximum(n, 1)
+    return mean, m2_a + m2_b + scaled_a * mean_a + scaled_b * mean_b - n * mean * mean, n
+
+
+@triton.jit
 def merge_of_others(a1, b1, n1, a2, b2, n2):
     return a1 * n2 + a2 * n1, b1 + b2, n1 * n2
 
@@ -206,6 +214,7 @@ BODIES: dict[str, tuple[str, float, float]] = {
     "reduce_welford_of_rows": ("    mean, m2, _ = tl.reduce((x, x * 0, x * 0 + 1), 0, merge, keep_dims=True)\n    out = mean * y[None, :] + m2 * x + z[:, None]", -2, 2),
     "reduce_welford_of_all": ("    mean, m2, _ = tl.reduce((x * z[:, None], x * 0, x * 0 + 1), None, merge)\n    out = mean * y[None, :] + x * m2", -2, 2),
     "reduce_welford_of_parts": ("    mean, m2, count = tl.reduce((x * y[None, :], x * x, tl.abs(x) + z[:, None] * z[:, None]), 1, merge)\n    out = (x - mean[:, None]) * tl.rsqrt(m2 / count + 0.1)[:, None]", -2, 2),
+    "reduce_welford_after_a_loop": ("    mean = tl.zeros([M, N], tl.float32)\n    m2 = tl.zeros([M, N], tl.float32)\n    n = tl.zeros([M, N], tl.float32)\n    for i in range(3):\n        v = x * (i + 1) + y[None, :]\n        n += (cols >= 0)[None, :]\n        new = mean + (v - mean) / tl.maximum(n, 1)\n        m2 += (v - mean) * (v - new)\n        mean = new\n    mean, m2, n = tl.reduce((mean, m2, n), axis=1, combine_fn=merge_of_ones_or_more)\n    out = (x - mean[:, None]) * tl.rsqrt(m2 / n + 0.1)[:, None] + z[:, None]", -2, 2),
     "reduce_merge_of_others": ("    mean, m2, n = tl.reduce((x * y[None, :], x * 0, x * 0 + 1), 1, merge_of_others)\n    out = mean[:, None] * x + m2[:, None] * y[None, :] + z[:, None] * n[:, None]", 0.3, 0.5),
     "reduce_apart": ("    total, top = tl.reduce((x * y[None, :], x + z[:, None]), 1, sum_and_larger)\n    out = x * total[:, None] + top[:, None]", -2, 2),
     "reduce_complex": ("    re, im = tl.reduce((x, 0.3 * x * y[None, :]), 1, product)\n    out = x + (re * im)[:, None] + z[:, None]", 0.8, 1.1),
@@ -258,6 +267,18 @@ def test_body(name: str, tmp_path: Path) -> None:
 def test_merge_of_means__is_sums(name: str, tmp_path: Path) -> None:
     backward = draft(write(tmp_path, *BODIES[name]), {"M": 16, "N": 32})["backward"]
     assert "tl.sum" in backward and "associative_scan" not in backward and "merge)[" not in backward
+
+
+def test_merge_that_is_right_for_whole_counts__is_not_taken_to_be_right_for_others(tmp_path: Path) -> None:
+    body = BODIES["reduce_welford"][0].replace("merge)", "merge_of_ones_or_more)")
+    counts = {
+        "x * 0 + 1": False,
+        "(cols < n)[None, :].to(tl.float32) + x * 0": False,
+        "tl.abs(x) * 0.1": True,
+    }
+    for count, apart in counts.items():
+        file = write(tmp_path, body.replace("x * 0 + 1", count), -2, 2)
+        assert ("merge_of_ones_or_more)[" in draft(file, {"M": 16, "N": 32})["backward"]) is apart, count
 
 
 # In lanes that are masked off inputs are 0 here, where the derivative or the value is no number.

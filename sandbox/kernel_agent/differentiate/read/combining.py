@@ -8,7 +8,7 @@ from ..ir.graph import Graph, promote
 from ..ir.nodes import Node, real
 from ..ir.refusal import Refusal
 from ..ir.values import is_helper
-from .moments import Roles, merge_of_means
+from .moments import Roles, is_whole, merge_of_means
 
 if TYPE_CHECKING:
     from .normalise import Builder
@@ -51,9 +51,9 @@ def _reduced(b: Builder, items: list[Node], axis: int, function: Any, keep: bool
     forwards = {"axis": axis, "reverse": False}
     if len(items) == 1:
         return [_last(g, _scan(b, "tl.reduce", items[0], function, forwards), axis, keep)]
-    roles = merge_of_means(*computed)
-    if roles is not None:
-        return _moments(g, items, roles, axis, keep)
+    merge = merge_of_means(*computed)
+    if merge is not None and (merge.of_any or is_whole(items[merge.roles[2]])):
+        return _moments(g, items, merge.roles, axis, keep)
     if _is_recurrence(g, *computed):
         return [_last(g, one, axis, keep) for one in _first_order(g, items, function, forwards)]
     _require_ours(b, "tl.reduce", function)
@@ -71,7 +71,7 @@ def _moments(g: Graph, items: list[Node], roles: Roles, axis: int, keep: bool) -
     distances being from the mean of the whole."""
     mean, square, count = (items[at] for at in roles)
     total = g.reduce("sum", count, axis)
-    some = g.compare(">", total, g.number(0))
+    some = g.compare("!=", total, g.number(0))
     whole = g.where(some, g.div(g.reduce("sum", g.mul(count, mean), axis), total), g.number(0))
     gap = g.sub(mean, g.expand(whole, axis))
     squares = g.reduce("sum", g.add(square, g.mul(g.mul(gap, gap), count)), axis)

@@ -15,11 +15,18 @@ import math
 import operator
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 
+from ...source import words
 from ..ir.nodes import Node
 
 Roles = tuple[int, int, int]  # which of the values is the mean, the sum of squares and the count
-_COUNTS = ((3, 5), (1, 1), (7, 2), (0, 4), (6, 0), (0, 1), (1, 0), (11, 8))  # of the two parts, points each
+# Counts of the two parts, for which the function has to be right.
+_WHOLE = ((3.0, 5.0), (1.0, 1.0), (7.0, 2.0), (0.0, 4.0), (6.0, 0.0), (0.0, 1.0), (1.0, 0.0), (11.0, 8.0))
+_ANY = ((0.3, 0.45), (0.02, 0.01), (0.0, 0.7), (0.6, 0.0), (1.3, 0.2), (0.4, 2.5), (5.7, 3.1), (0.0, 0.03))
+_KEEPING = words(
+    "add sub mul neg maximum minimum cast full broadcast expand permute reshape"
+)  # whole numbers whole
 _TWO: dict[str, Callable] = {
     "add": operator.add, "sub": operator.sub, "mul": operator.mul, "maximum": max, "minimum": min,
     "and": lambda a, b: a and b, "or": lambda a, b: a or b,
@@ -30,17 +37,32 @@ _COMPARED: dict[str, Callable] = {
 }  # fmt: skip
 
 
-def merge_of_means(left: list[Node], right: list[Node], made: list[Node]) -> Roles | None:
+@dataclass(frozen=True)
+class Merge:
+    roles: Roles
+    of_any: bool  # counts may be any numbers, not whole ones alone: many guard against 0 by max(n, 1)
+
+
+def merge_of_means(left: list[Node], right: list[Node], made: list[Node]) -> Merge | None:
     """The roles of a function's three values; None where it is no such merge."""
     if len(made) != 3:
         return None
     orders: list[Roles] = [(a, b, c) for a, b, c in itertools.permutations(range(3))]
-    return next((roles for roles in orders if _merges(left, right, made, roles)), None)
+    for roles in orders:
+        if _merges(left, right, made, roles, _WHOLE):
+            return Merge(roles, _merges(left, right, made, roles, _ANY))
+    return None
 
 
-def _merges(left: list[Node], right: list[Node], made: list[Node], roles: Roles) -> bool:
+def _merges(
+    left: list[Node],
+    right: list[Node],
+    made: list[Node],
+    roles: Roles,
+    counts: tuple[tuple[float, float], ...],
+) -> bool:
     drawn = random.Random(0)
-    for n_a, n_b in _COUNTS:
+    for n_a, n_b in counts:
         mean_a, mean_b = drawn.uniform(-2, 2), drawn.uniform(-2, 2)
         m2_a, m2_b = drawn.uniform(0, 3) * (n_a > 0), drawn.uniform(0, 3) * (n_b > 0)
         n = n_a + n_b
@@ -61,6 +83,21 @@ def _merges(left: list[Node], right: list[Node], made: list[Node], roles: Roles)
         ):
             return False
     return True
+
+
+def is_whole(node: Node, taken: frozenset[Node] = frozenset()) -> bool:
+    """Whether a value is a whole number in every lane; `taken` are those of a loop's last step that are."""
+    if node in taken or not node.is_float:
+        return True
+    if node.op == "const":
+        return float(node.attrs["value"]).is_integer()
+    if node.op == "where":
+        return all(is_whole(arg, taken) for arg in node.args[1:])
+    if node.op == "loopout":
+        carry = node.attrs["loop"].carries[node.attrs["index"]]
+        return is_whole(carry.init, taken) and is_whole(carry.next, taken | {carry.phi})
+    known = node.op in _KEEPING or (node.op == "reduce" and node.attrs["fn"] in ("sum", "max", "min"))
+    return known and all(is_whole(arg, taken) for arg in node.args)
 
 
 def _value(node: Node, at: dict[Node, float]) -> float:
