@@ -46,6 +46,7 @@ TABLE: dict[str, tuple[int, int]] = {  # atomics, and bytes of tape, of calls li
     "swiglu": (0, 0),
     "token_shift": (0, 0),
     "tvd": (0, 0),
+    "var_mean": (1, 8192),
     "wy": (0, 0),
 }
 PACKED = {  # atomics where sequences are packed: their rows are found in data
