@@ -20,7 +20,7 @@ def merge_moments(mean_a, count_a, square_a, mean_b, count_b, square_b):
 def moments_kernel(x_ptr, var_ptr, mean_ptr, M, N, correction, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     programs = tl.num_programs(0)
     turns = tl.cdiv(tl.cdiv(M, BLOCK_M), programs)
-    for turn in range(0, turns):
+    for turn in range(turns):
         rows = (turn * programs + tl.program_id(0)) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
         row_mask = rows < M
         mean = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
