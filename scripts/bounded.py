@@ -114,16 +114,14 @@ def run(
     grandchild holds."""
     started = time.monotonic()
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        with _starting:
-            if _closed:
-                return Ended(None, "", "", 0.0)
-            process = start(command, out, err, env, cwd)
-            _running.add(process)
         code: int | None = None
-        with contextlib.suppress(subprocess.TimeoutExpired):
+        with (
+            _while_it_runs(command, out, err, env, cwd) as process,
+            contextlib.suppress(subprocess.TimeoutExpired),
+        ):
+            if process is None:
+                return Ended(None, "", "", 0.0)
             code = process.wait(max(0.0, limit))
-        end(process)
-        _running.discard(process)
         return Ended(code, _text(out), _text(err), time.monotonic() - started)
 
 
@@ -133,24 +131,41 @@ def follow(command: Iterable[object], limit: float, told: Callable[[str, float],
     output, and the seconds since the last line."""
     last = time.monotonic()
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        with _starting:
-            if _closed:
-                return Ended(None, "", "", 0.0)
-            process = start(command, out, err)
-            _running.add(process)
         code: int | None = None
         more, at = True, 0
-        while more and code is None and time.monotonic() - last < limit:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                code = process.wait(_LOOK_SECONDS)
-            for line in _lines_from(out, at):
-                at += len(line)
-                now = time.monotonic()
-                more = more and told(line.decode(errors="replace"), now - last)
-                last = now
-        end(process)
-        _running.discard(process)
+        with _while_it_runs(command, out, err) as process:
+            if process is None:
+                return Ended(None, "", "", 0.0)
+            while more and code is None and time.monotonic() - last < limit:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    code = process.wait(_LOOK_SECONDS)
+                for line in _lines_from(out, at):
+                    at += len(line)
+                    now = time.monotonic()
+                    more = more and told(line.decode(errors="replace"), now - last)
+                    last = now
         return Ended(code, "", _text(err), time.monotonic() - last)
+
+
+@contextlib.contextmanager
+def _while_it_runs(
+    command: Iterable[object],
+    out: IO[bytes],
+    err: IO[bytes],
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+) -> Iterator[subprocess.Popen[bytes] | None]:
+    """A command that has ended when this is left, however it is left. None: nothing is started any more."""
+    with _starting:
+        process = None if _closed else start(command, out, err, env, cwd)
+        if process is not None:
+            _running.add(process)
+    try:
+        yield process
+    finally:
+        if process is not None:
+            end(process)
+            _running.discard(process)
 
 
 def end_all() -> None:

@@ -51,7 +51,7 @@ def run_one(path: Path, args: argparse.Namespace, until: float) -> dict[str, Any
 
 
 def entry_of(path: Path, done: bounded.Ended) -> dict[str, Any]:
-    """What is kept of a result: of the command's last line of output, or how it ended without one."""
+    """What is kept of the result that a command printed, or how it ended without one."""
     try:
         result: dict[str, Any] = json.loads(done.out)
     except json.JSONDecodeError:

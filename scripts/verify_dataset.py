@@ -135,6 +135,7 @@ class Run:
         """How many have a result now; at least one."""
         (dtype,) = {dtype for _, dtype in group}
         args = argparse.Namespace(**vars(self.args) | {"dtype": dtype})
+        paths = [self.pairs[name] for name, _ in group]
         count, text, took = 0, "", 0.0
 
         def told(line: str, seconds: float) -> bool:
@@ -144,12 +145,13 @@ class Run:
             if bounded.closed():
                 return False
             with contextlib.suppress(json.JSONDecodeError):
-                code = json.loads(text)["exit_code"]
-                self.keep(group[count], bounded.Ended(code, text, "", took))
+                result = json.loads(text)
+                if Path(result["file"]) != paths[count]:
+                    raise ValueError(f"a result of {result['file']} where {paths[count]} was checked")
+                self.keep(group[count], bounded.Ended(result["exit_code"], text, "", took))
                 count, text, took = count + 1, "", 0.0
             return time.monotonic() <= self.until
 
-        paths = [str(self.pairs[name]) for name, _ in group]
         with args.cards.one() as card:
             command = [args.program, "check", *paths, *check_all.options_of(args), *card]
             done = bounded.follow(command, args.seconds, told)
@@ -184,17 +186,14 @@ class Run:
         entry = {"file": name, "dtype": dtype, "sha256": digest([self.pairs[name]]), "program": self.program}
         entry |= {"gpu": self.args.gpus[0].split(",")[0]} if self.args.gpus else {}
         entry |= small(check_all.entry_of(self.pairs[name], done))
-        with self.results:
-            self.put(entry, one)
-
-    def put(self, entry: Entry, one: Check) -> None:
-        self.known[one] = entry
-        self.ended.add(one)
-        rows = [self.known[key] for key in sorted(self.known)]
         made = {"device": self.args.device, "torch": version_of("torch"), "triton": version_of("triton")}
         made |= {"machine": bounded.machine()} | ({"gpu": self.args.gpus} if self.args.gpus else {})
-        bounded.write_json(self.args.out, made | {"results": rows})
-        self.say(entry)
+        with self.results:
+            self.known[one] = entry
+            self.ended.add(one)
+            rows = [self.known[key] for key in sorted(self.known)]
+            bounded.write_json(self.args.out, made | {"results": rows})
+            self.say(entry)
 
     def say(self, entry: Entry) -> None:
         left = self.time_left()

@@ -38,6 +38,7 @@ for path in map(pathlib.Path, sys.argv[2 : sys.argv.index("--json")]):
     all_good = all_good and good
     shapes = {{"required": 2, "passed": 2 * good, "hidden": 3, "hidden_passed": 3}}
     result = {{"verdict": "verified" if good else "not_verified", "exit_code": 0 if good else 4}}
+    result["file"] = str(path.with_name("other.py") if "OTHER" in text else path)
     result["shapes"] = shapes
     result["gradients"] = [{{"name": "x", "error": 1e-7 if good else None}}]
     result["failures"] = [] if good else ["x differs, {root}/dataset/x.py, line 3"]
@@ -181,6 +182,12 @@ def test_many__share_programs_and_each_has_its_own_result(place):
     assert place.checked() == list("abcdefghijkl"), "each once"
     programs = Path(f"{place.log}.programs").read_text().count("program")
     assert programs == 6, "groups of three, and another program behind each of two that ended"
+
+
+def test_result_of_another_file__is_nobodys(place):
+    place.write("b", "OTHER")
+    code, said = place.call()
+    assert code == 1 and "where" in said and "b.py was checked" in said and "b" not in place.results()
 
 
 def test_only__takes_what_matches_and_leaves_other_results(place):
