@@ -13,8 +13,8 @@
 #define SHARED (227 * 1024.0) /* bytes of it that programs can have */
 #define PROGRAMS 32.0         /* that it holds at most */
 #define ENOUGH_WARPS 16.0
-#define SPILLED_MOST 512.0
-#define FEW_PROGRAMS 32.0 /* fewer leave most of a device idle */
+#define SPILLED_MOST 512.0 /* bytes of a thread, which has registers for 1,020 */
+#define FEW_PROGRAMS 32.0  /* fewer leave most of a device idle */
 
 static double number(const json_t *object, const char *name)
 {

@@ -30,8 +30,8 @@ struct ka_bench_req {
     void *arg;
 };
 
-/* Copies `req`. -ENOENT, -EINVAL for a file that is none or has nothing to time; -EBUSY while another
- * benchmark runs; -ENODEV where the settings name no GPU. */
+/* Copies `req`. -ENOENT, -EINVAL for a file that is none or has nothing to time; -ENODEV where the settings
+ * name no GPU. Others on the card are waited for once the file is understood. */
 int ka_bench_start(struct ka_app *app, const struct ka_bench_req *req, struct ka_bench **out,
                    struct ka_err *err);
 void ka_bench_interrupt(struct ka_bench *bench);

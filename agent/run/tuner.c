@@ -137,7 +137,7 @@ static void on_variant_lowered(struct ka_run *run, json_t *facts)
         race_variant(run);
         return;
     }
-    ka_log(KA_LOG_INFO, "%s: by its registers no gain: not timed", run->name);
+    ka_log(KA_LOG_INFO, "%s: it does not compile, or spills too much: not timed", run->name);
     ka_run_tune(run, 0);
 }
 
