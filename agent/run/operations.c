@@ -52,10 +52,12 @@ static void compile_later(struct ka_run *run, const struct ka_op_result *result)
         ka_compile_start(run->app, &run->settings, wanted, result->child, NULL, NULL);
 }
 
-/* How long contexts take of late: what an oracle says, since a candidate may say anything. */
+/* How long contexts take of late: what an oracle says, since a candidate may say anything; no longer than
+ * its process was there. */
 static void learn_start(struct ka_app *app, const struct ka_op_result *result)
 {
-    double seconds = ka_number_of(result->doc, "context_seconds", 0);
+    double said = ka_number_of(result->doc, "context_seconds", 0);
+    double seconds = fmin(said, (double)result->child->wall_ms / 1e3);
     if (strcmp(result->operation, "oracle") == 0 && seconds > 0)
         app->gpu_start += (seconds - app->gpu_start) * (app->gpu_start > 0 ? START_SHARE : 1);
 }

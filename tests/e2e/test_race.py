@@ -69,6 +69,33 @@ def test_variants_of_the_tuner__are_timed_before_they_are_checked(agent: Agent) 
     assert events.count("compile") > tried, "each variant's kernels, and the draft's"
 
 
+SAID = """\
+    result["seconds"] = round(time.monotonic() - started, 6)
+"""
+TAKES_LONG = """\
+    if result["op"] == "oracle":
+        time.sleep(3)
+        result["context_seconds"] = 1e300  # no more than the process was there is believed
+"""
+
+
+def test_contexts_that_take_long__are_shared_by_more_cases(agent: Agent) -> None:
+    child = agent.folder / "share/sandbox/kernel_agent/child.py"
+    source = child.read_text()
+    assert source.count(SAID) == 1
+    forward = agent.folder / "scale.py"
+    forward.write_text(FORWARD)
+    command = ("--file-path", forward, "--backend", "none", "--no-optimise", "--device", "cuda", "--json")
+    counts = []
+    for more in ("", TAKES_LONG):
+        child.write_text(source.replace(SAID, SAID + more))
+        done = agent(*command, "--children", "12", "--python", sys.executable)
+        assert done.code == 0, done.err
+        parts = [str(made.get("part", "")) for made in done.result["children"]]
+        counts.append(sum(part.startswith("hidden shapes") for part in parts))
+    assert 1 < counts[1] < counts[0], counts
+
+
 def test_move__that_cannot_be_timed__is_no_gain(agent: Agent, endpoint: Callable[..., Endpoint]) -> None:
     clock = agent.folder / "share/sandbox/kernel_agent/operations/device_clock.py"
     clock.write_text(clock.read_text().replace("        call()\n\n    def pool", BROKEN + "\n\n    def pool"))
