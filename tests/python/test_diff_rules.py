@@ -269,6 +269,23 @@ def test_merge_of_means__is_sums(name: str, tmp_path: Path) -> None:
     assert "tl.sum" in backward and "associative_scan" not in backward and "merge)[" not in backward
 
 
+def test_places_beside_values__are_whole_numbers_in_the_backward(tmp_path: Path) -> None:
+    """As float32 those above 2^24 would be others."""
+    body, low, high = BODIES["reduce_with_place"]
+    far = "cols[None, :] + rows[:, None] * 0 + 33554432"
+    file = write(
+        tmp_path,
+        body.replace("cols[None, :] + rows[:, None] * 0", far).replace("place[:, None]", "0.5"),
+        low,
+        high,
+    )
+    backward = draft(file, {"M": 16, "N": 32})["backward"]
+    scans = [
+        part for part in backward.split("tl.where(")[1:] if "associative_scan" in part and ")[1]" in part
+    ]
+    assert scans and all("0.0" not in part.partition("tl.gather")[0] for part in scans), backward
+
+
 def test_merge_that_is_right_for_whole_counts__is_not_taken_to_be_right_for_others(tmp_path: Path) -> None:
     body = BODIES["reduce_welford"][0].replace("merge)", "merge_of_ones_or_more)")
     counts = {

@@ -445,7 +445,8 @@ def shifted(g: Graph, x: Node, axis: int, by: int, edge: float = 0) -> Node:
     index = g.broadcast(g.make("minimum", (low, last)), x.shape)
     moved = g.make("gather", (x, index), {"axis": axis}, x.dtype, x.shape)
     end = g.const(0) if by > 0 else last
-    return g.where(g.compare("==", lane, end), g.number(edge), moved)
+    moved_in = g.number(edge) if x.is_float else g.const(int(edge))  # places stay whole numbers
+    return g.where(g.compare("==", lane, end), moved_in, moved)
 
 
 @rule_of("user")
