@@ -13,17 +13,20 @@
 #include "base/files.h"
 #include "base/log.h"
 
+#define EMPTIED 'e'           /* the first byte of the gate: who has it wants the card empty */
 #define PAUSE_NS 1000000000LL /* a turn for those who wait: they look four times a second */
 
 struct card {
-    char *name; /* NULL: it is not named */
-    unsigned runs, children;
-    bool ours;    /* alone */
-    bool alone;   /* its one child has it to itself */
-    bool awaited; /* by one that is to have it so */
-    bool lent;    /* gate and lock are those of that child, not of ka_cards_seize() */
-    int using;    /* its descriptor holds the lock of those at work, shared or alone; -1 */
-    int gate;     /* that of whoever is alone; -1 */
+    char *name;              /* NULL: it is not named */
+    unsigned runs, children; /* beside the one that has it to itself */
+    bool ours;               /* alone */
+    bool alone;              /* one child has it to itself */
+    bool awaited;            /* by one that is to have it so */
+    bool emptied;            /* that one wants it empty */
+    bool aside;              /* its children are stopped, and the lock is given up */
+    bool lent;               /* gate and lock are those of that child, not of ka_cards_seize() */
+    int using;               /* its descriptor holds the lock of those at work, shared or alone; -1 */
+    int gate;                /* that of whoever is alone; -1 */
 };
 
 struct ka_cards {
@@ -168,6 +171,20 @@ static bool is_gate_closed(const struct card *card)
     return gate >= 0 && is_locked(gate);
 }
 
+static bool says_emptied(int gate)
+{
+    char first = 0;
+    return pread(gate, &first, 1, 0) == 1 && first == EMPTIED;
+}
+
+/* A write is also what is taken for the end of somebody's turn (is_just_released), so only where need be. */
+static void say_emptied(int gate, bool emptied)
+{
+    char first = emptied ? EMPTIED : '\n';
+    if (says_emptied(gate) != emptied && pwrite(gate, &first, 1, 0) < 0)
+        ka_log(KA_LOG_DEBUG, "a GPU's lock: %s", strerror(errno)); /* then others are stopped, or ended */
+}
+
 /* Whether somebody had the card alone a moment ago: the time of the file, which is empty before the first
  * time, says so to every process. */
 static bool is_just_released(const struct card *card)
@@ -205,7 +222,7 @@ static int share(struct ka_cards *cards, struct card *card)
 bool ka_cards_enter(struct ka_cards *cards, size_t i, bool *elsewhere)
 {
     struct card *card = &cards->list[i];
-    if (card->alone || card->awaited || card->children >= cards->children)
+    if (card->alone || card->awaited || card->aside || card->children >= cards->children)
         return false;
     if (!card->ours && (is_gate_closed(card) || (card->children == 0 && share(cards, card)))) {
         *elsewhere = true;
@@ -218,8 +235,11 @@ bool ka_cards_enter(struct ka_cards *cards, size_t i, bool *elsewhere)
 void ka_cards_leave(struct ka_cards *cards, size_t i)
 {
     struct card *card = &cards->list[i];
-    if (--card->children == 0 && !card->ours)
+    if (--card->children)
+        return;
+    if (!card->ours && !card->aside)
         close_at(&card->using);
+    card->aside = false;
 }
 
 /* ---- alone ---- */
@@ -242,18 +262,20 @@ void ka_cards_release(struct ka_cards *cards, size_t i)
     close_at(&card->gate);
 }
 
-static int try_seize(struct ka_cards *cards, size_t i, struct ka_err *err)
+static int try_seize(struct ka_cards *cards, size_t i, bool emptied, struct ka_err *err)
 {
     struct card *card = &cards->list[i];
-    if (card->children || card->gate >= 0)
+    if ((card->children && !card->aside) || card->gate >= 0)
         return ka_fail(err, -EBUSY, "this process uses the GPU itself");
     int rc = card->gate = open_lock(card, "bench", err);
     if (rc >= 0)
         rc = card->using = open_lock(card, "gpu", err);
     if (rc >= 0 && (rc = lock(card->gate, F_WRLCK)) == -EAGAIN)
         rc = ka_fail(err, -EBUSY, "another benchmark is running: two would time each other");
-    if (rc == 0)
+    if (rc == 0) {
+        say_emptied(card->gate, emptied);
         rc = ka_cards_wait(cards, i);
+    }
     if (rc && rc != -EAGAIN)
         ka_cards_release(cards, i);
     return rc;
@@ -264,7 +286,7 @@ int ka_cards_seize(struct ka_cards *cards, size_t *card, struct ka_err *err)
     size_t waits = cards->count, i = 0;
     int rc = -EBUSY;
     for (; i < cards->count; i++) {
-        rc = try_seize(cards, i, err);
+        rc = try_seize(cards, i, true, err);
         if (rc == 0)
             break;
         if (rc == -EAGAIN && waits == cards->count)
@@ -287,13 +309,13 @@ static bool lend(struct ka_cards *cards, struct card *card, size_t i, bool *else
     struct ka_err err;
     if (card->ours)
         return true;
-    int rc = card->gate >= 0 ? ka_cards_wait(cards, i) : try_seize(cards, i, &err);
+    int rc = card->gate >= 0 ? ka_cards_wait(cards, i) : try_seize(cards, i, card->emptied, &err);
     *elsewhere |= rc == -EAGAIN || rc == -EBUSY;
     card->lent = card->gate >= 0;
     return rc != -EAGAIN && rc != -EBUSY;
 }
 
-bool ka_cards_enter_alone(struct ka_cards *cards, size_t i, bool *elsewhere)
+bool ka_cards_enter_alone(struct ka_cards *cards, size_t i, bool emptied, bool *elsewhere)
 {
     struct card *card = &cards->list[i];
     if (card->alone)
@@ -303,33 +325,65 @@ bool ka_cards_enter_alone(struct ka_cards *cards, size_t i, bool *elsewhere)
         return false;
     }
     card->awaited = true;
-    if (card->children || !lend(cards, card, i, elsewhere))
+    card->emptied = emptied;
+    if ((card->children && !card->aside) || !lend(cards, card, i, elsewhere))
         return false;
     card->awaited = false;
     card->alone = true;
-    card->children = 1;
     return true;
 }
 
 void ka_cards_leave_alone(struct ka_cards *cards, size_t i, bool began)
 {
     struct card *card = &cards->list[i];
-    if (began) {
+    if (began)
         card->alone = false;
-        card->children = 0;
-    } else {
+    else
         card->awaited = false;
-    }
     if (card->lent && !card->alone)
         ka_cards_release(cards, i);
     card->lent = card->lent && card->alone;
+}
+
+/* ---- making way ---- */
+
+bool ka_cards_is_wanted(const struct ka_cards *cards, size_t i)
+{
+    const struct card *card = &cards->list[i];
+    if (card->alone || card->awaited)
+        return !card->emptied;
+    if (card->gate >= 0)
+        return false;
+    KA_AUTO_CLOSE int gate = open_lock(card, "bench", NULL);
+    return gate >= 0 && is_locked(gate) && !says_emptied(gate);
+}
+
+void ka_cards_step_aside(struct ka_cards *cards, size_t i)
+{
+    struct card *card = &cards->list[i];
+    if (!card->ours && !card->aside)
+        close_at(&card->using);
+    card->aside = true;
+}
+
+bool ka_cards_step_back(struct ka_cards *cards, size_t i)
+{
+    struct card *card = &cards->list[i];
+    if (!card->aside)
+        return true;
+    if (card->alone || card->awaited)
+        return false;
+    if (!card->ours && (is_gate_closed(card) || share(cards, card)))
+        return false;
+    card->aside = false;
+    return true;
 }
 
 void ka_cards_look(const struct ka_cards *cards, size_t i, struct ka_card_use *use)
 {
     const struct card *card = &cards->list[i];
     *use = (struct ka_card_use){.runs = card->runs,
-                                .children = card->children,
+                                .children = card->children + card->alone,
                                 .alone =
                                     card->alone || card->awaited || (card->gate < 0 && is_gate_closed(card))};
 }

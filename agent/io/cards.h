@@ -4,8 +4,9 @@
  * Alone among all processes of this user that have the same runtime folder ($RUNTIME_DIRECTORY, as systemd
  * sets it, else $XDG_RUNTIME_DIR, else /tmp): two locked files a card say so. Whoever uses a card shares the
  * lock of the one; whoever is to have it alone first takes the other, at which nobody begins anything on that
- * card any more, and then waits for those at work. The locks keep order between programs that keep to them;
- * they are no wall. Loop thread only. */
+ * card any more, and those at work make way: their children are stopped where they are, and go on later. Who
+ * wants it empty, since it needs the memory, waits for their end instead, and says so in the file. The locks
+ * keep order between programs that keep to them; they are no wall. Loop thread only. */
 #ifndef KA_CARDS_H
 #define KA_CARDS_H
 
@@ -30,15 +31,23 @@ void ka_cards_give(struct ka_cards *cards, size_t card);
 /* One more child on a card; false: not now. `*elsewhere` is set where that is since another process has the
  * card, or waits to have it, alone: of its end nobody tells. */
 bool ka_cards_enter(struct ka_cards *cards, size_t card, bool *elsewhere);
-/* The same for one that has the card to itself, since it times kernels: it begins when those at work are
- * through, and until it leaves nobody else does. From the first call on nobody begins before it; one that
- * never began has to leave too. For a second after somebody had the card alone it is not yet to be had so
- * again: else those who check would wait for as long as others have something to time. */
-bool ka_cards_enter_alone(struct ka_cards *cards, size_t card, bool *elsewhere);
+/* The same for one that has the card to itself, since it times kernels: it begins when those at work have
+ * made way, or, where it wants the card `emptied`, are through; until it leaves nobody else begins or goes on.
+ * From the first call on nobody begins before it; one that never began has to leave too. For a second after
+ * somebody had the card alone it is not yet to be had so again: else those who check would wait for as long
+ * as others have something to time. */
+bool ka_cards_enter_alone(struct ka_cards *cards, size_t card, bool emptied, bool *elsewhere);
 void ka_cards_leave(struct ka_cards *cards, size_t card);
 void ka_cards_leave_alone(struct ka_cards *cards, size_t card, bool began);
 
-/* A card alone, until it is given back: one that is free, else one where children of other processes are at
+/* Whether our children on a card are to make way for one that has it alone, or waits to. */
+bool ka_cards_is_wanted(const struct ka_cards *cards, size_t card);
+/* All our children on the card are stopped: it may be had alone. */
+void ka_cards_step_aside(struct ka_cards *cards, size_t card);
+/* They are to go on; false: not yet. Until then none begins. */
+bool ka_cards_step_back(struct ka_cards *cards, size_t card);
+
+/* A card alone and empty, until it is given back: one that is free, else one where children of other processes are at
  * work. 0: `*card` is had, and only this process' children begin on it. -EAGAIN: it will be; ask again with
  * ka_cards_wait(). -EBUSY: others have them all alone. -errno: no file to lock. */
 int ka_cards_seize(struct ka_cards *cards, size_t *card, struct ka_err *err);
@@ -46,7 +55,7 @@ int ka_cards_wait(struct ka_cards *cards, size_t card); /* 0, -EAGAIN */
 void ka_cards_release(struct ka_cards *cards, size_t card);
 
 struct ka_card_use {
-    unsigned runs, children; /* of this process */
+    unsigned runs, children; /* of this process; also those that are stopped */
     bool alone;              /* a child has it alone, or another process, or waits for that */
 };
 void ka_cards_look(const struct ka_cards *cards, size_t card, struct ka_card_use *use);

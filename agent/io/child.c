@@ -31,6 +31,7 @@
 #define MEMORY_LOOK_MS 250
 #define MEMORY_WAIT_MS (30 * 1000) /* for memory that others have, before a first child */
 #define MEMORY_CALM_MS 1000 /* while there is plenty: looking costs more than all else in an idle wait */
+#define CARDS_LOOK_MS 50    /* whether somebody wants a card alone: nobody tells */
 #define RESULT_FD 3
 
 struct ka_children {
@@ -38,16 +39,16 @@ struct ka_children {
     struct ka_zygotes *zygotes; /* NULL: every child imports everything itself */
     char *jail, *base;          /* the scratches are made below `base`, our own folder */
     int base_lock;
-    char *machine;                  /* where it is looked up what it has */
-    enum ka_child_memory left_over; /* looked at while children run or wait for it */
-    uint64_t low_since;             /* while none runs; 0: it is not */
-    struct ka_cards *cards;         /* NULL */
-    unsigned max_running, running, queued;
+    char *machine;                                 /* where it is looked up what it has */
+    enum ka_child_memory left_over;                /* looked at while children run or wait for it */
+    uint64_t low_since;                            /* while none runs; 0: it is not */
+    struct ka_cards *cards;                        /* NULL */
+    unsigned max_running, running, paused, queued; /* who is paused is running too */
     unsigned child_mem_mb;
     bool gpu, kept_out; /* another process has a card alone */
     uint64_t last_op;
     bool closing, left;
-    uv_timer_t kick, memory;
+    uv_timer_t kick, memory, look;
     struct child *first, **last; /* in order of ka_child_start */
 };
 
@@ -58,7 +59,7 @@ struct child {
     struct child *next;
     uint64_t op;
     enum state state;
-    bool cancelled, timed_out, starved, told, warm, on_card;
+    bool cancelled, timed_out, starved, told, warm, on_card, paused;
     ka_child_done_fn done;
     void *arg;
 
@@ -75,6 +76,8 @@ struct child {
     unsigned handles; /* open ones; the child is freed with the last */
     int control_fd;
     uint64_t began, started; /* left the queue; its process exists */
+    uint64_t paused_at, paused_ns,
+        left_ms; /* since when, for how long in all, and what its deadline had left */
     struct ka_capture out, err;
     struct result *result;
 };
@@ -164,6 +167,11 @@ static int error_of(const struct child *c)
     return c->result->layers.len ? -EPERM : -EIO;
 }
 
+static uint64_t paused_ns(const struct child *c)
+{
+    return c->paused_ns + (c->paused ? uv_hrtime() - c->paused_at : 0);
+}
+
 static void tell(struct child *c)
 {
     struct result *r = c->result;
@@ -173,7 +181,8 @@ static void tell(struct child *c)
     if (r->pub.error)
         snprintf(r->pub.msg.msg, sizeof(r->pub.msg.msg), "%s", sentence(c, r->pub.error));
     r->pub.timed_out = c->timed_out;
-    r->pub.wall_ms = c->started ? (uv_hrtime() - c->started) / 1000000 : 0;
+    r->pub.paused_ms = paused_ns(c) / 1000000;
+    r->pub.wall_ms = c->started ? (uv_hrtime() - c->started - paused_ns(c)) / 1000000 : 0;
     r->pub.began = c->began;
     r->pub.warm = c->warm;
     r->pub.layers = ka_buf_str(&r->layers);
@@ -208,6 +217,8 @@ static void finish(struct child *c)
     c->state = ENDED;
     if (!c->told)
         tell(c);
+    c->owner->paused -= c->paused;
+    c->paused = false;
     close_handles(c);
 }
 
@@ -273,13 +284,92 @@ static void on_memory(uv_timer_t *timer)
     if (cs->running || cs->queued)
         uv_timer_start(timer, on_memory, cs->left_over == KA_MEMORY_AMPLE ? MEMORY_CALM_MS : MEMORY_LOOK_MS,
                        0);
-    bool better = before < KA_MEMORY_ENOUGH && (cs->left_over >= KA_MEMORY_ENOUGH || !cs->running);
-    if (better || cs->kept_out)
+    if (before < KA_MEMORY_ENOUGH && (cs->left_over >= KA_MEMORY_ENOUGH || !cs->running))
         kick(cs);
     if (victim) {
         victim->starved = true;
         kill_child(victim);
     }
+}
+
+/* ---- making way for who times kernels ---- */
+
+static bool shares_card(const struct child *c, size_t card)
+{
+    return c->on_card && !c->req->alone && c->req->card == card;
+}
+
+/* Of a tool and what it watches only the one would stop; a cold child is its jail's supervisor. They are waited
+ * for. */
+static void pause_child(struct child *c)
+{
+    if (c->paused || c->cancelled || c->req->local_sockets || !ka_zygote_pause(&c->job, true))
+        return;
+    c->paused = true;
+    c->owner->paused++;
+    c->paused_at = uv_hrtime();
+    c->left_ms = uv_timer_get_due_in(&c->timer);
+    uv_timer_stop(&c->timer);
+}
+
+static void resume_child(struct child *c)
+{
+    if (!c->paused)
+        return;
+    c->paused_ns = paused_ns(c);
+    c->paused = false;
+    c->owner->paused--;
+    ka_zygote_pause(&c->job, false);
+    if (!c->cancelled && !c->starved)
+        uv_timer_start(&c->timer, on_deadline, c->left_ms, 0);
+}
+
+/* True: something has changed. */
+static bool look_at_card(struct ka_children *cs, size_t card)
+{
+    unsigned there = 0, paused = 0, before = cs->paused;
+    bool wanted = ka_cards_is_wanted(cs->cards, card);
+    if (!wanted && !ka_cards_step_back(cs->cards, card))
+        return false;
+    for (struct child *c = cs->first; c; c = c->next) {
+        if (!shares_card(c, card))
+            continue;
+        if (wanted)
+            pause_child(c);
+        else
+            resume_child(c);
+        there++;
+        paused += c->paused;
+    }
+    if (wanted && there && paused == there)
+        ka_cards_step_aside(cs->cards, card);
+    return cs->paused != before;
+}
+
+static bool uses_cards(const struct ka_children *cs)
+{
+    const struct child *c = cs->first;
+    while (c && !(c->on_card && !c->req->alone))
+        c = c->next;
+    return c;
+}
+
+static void on_look(uv_timer_t *timer)
+{
+    struct ka_children *cs = timer->data;
+    bool changed = cs->kept_out;
+    for (size_t card = 0; card < ka_cards_count(cs->cards); card++)
+        changed |= look_at_card(cs, card);
+    if (changed)
+        kick(cs);
+    if (cs->kept_out || uses_cards(cs))
+        uv_timer_start(timer, on_look, CARDS_LOOK_MS, 0);
+}
+
+static void watch_cards(struct ka_children *cs)
+{
+    if (!uv_is_active((uv_handle_t *)&cs->look))
+        uv_timer_start(&cs->look, on_look, CARDS_LOOK_MS, 0);
 }
 
 /* ---- what a child says ---- */
@@ -570,8 +660,10 @@ static bool take_card(struct child *c)
     struct ka_children *cs = c->owner;
     if (!is_on_cards(c))
         return true;
-    c->on_card = c->req->alone ? ka_cards_enter_alone(cs->cards, c->req->card, &cs->kept_out)
+    c->on_card = c->req->alone ? ka_cards_enter_alone(cs->cards, c->req->card, c->req->emptied, &cs->kept_out)
                                : ka_cards_enter(cs->cards, c->req->card, &cs->kept_out);
+    if (c->on_card && !c->req->alone)
+        watch_cards(cs);
     return c->on_card;
 }
 
@@ -580,7 +672,7 @@ static void on_kick(uv_timer_t *timer)
 {
     struct ka_children *cs = timer->data;
     struct child *c = cs->first;
-    bool memory = !cs->queued || has_memory(cs), place = memory && cs->running < cs->max_running;
+    bool memory = !cs->queued || has_memory(cs), place = memory && cs->running - cs->paused < cs->max_running;
     cs->kept_out = false;
     for (; c; c = c->next)
         if (c->state == QUEUED && (c->cancelled || (place && take_card(c))))
@@ -588,9 +680,12 @@ static void on_kick(uv_timer_t *timer)
     if (c) {
         kick(cs);
         start_or_fail(c);
-    } else if (!memory || cs->kept_out) {
-        watch_memory(cs);
+        return;
     }
+    if (!memory)
+        watch_memory(cs);
+    if (cs->kept_out)
+        watch_cards(cs);
 }
 
 static void on_gone(uv_handle_t *handle)
@@ -604,10 +699,16 @@ static void on_gone(uv_handle_t *handle)
     free(cs);
 }
 
-static void on_memory_closed(uv_handle_t *handle)
+static void on_look_closed(uv_handle_t *handle)
 {
     struct ka_children *cs = handle->data;
     uv_close((uv_handle_t *)&cs->kick, on_gone);
+}
+
+static void on_memory_closed(uv_handle_t *handle)
+{
+    struct ka_children *cs = handle->data;
+    uv_close((uv_handle_t *)&cs->look, on_look_closed);
 }
 
 static void on_zygotes_gone(void *arg)
@@ -683,7 +784,8 @@ int ka_children_new(struct ka_loop *loop, const struct ka_children_conf *conf, s
     cs->last = &cs->first;
     uv_timer_init(ka_loop_uv(loop), &cs->kick);
     uv_timer_init(ka_loop_uv(loop), &cs->memory);
-    cs->kick.data = cs->memory.data = cs;
+    uv_timer_init(ka_loop_uv(loop), &cs->look);
+    cs->kick.data = cs->memory.data = cs->look.data = cs;
     *out = cs;
     return 0;
 }

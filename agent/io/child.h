@@ -49,6 +49,7 @@ struct ka_child_req {
     const char *device;  /* "cpu" or "cuda" */
     size_t card;         /* which of the cards, where it is "cuda" */
     bool alone;          /* on that card, since it times kernels */
+    bool emptied;        /* alone: it needs the memory, so others end and are not merely stopped */
     bool local_sockets;  /* its processes may connect to each other: a tool and what it watches */
     const char *require; /* layers without which nothing runs ("full", ...); NULL: the jail's default */
     enum ka_child_role role;
@@ -67,8 +68,9 @@ struct ka_child_result {
     bool
         unreaped; /* killed, but stuck in the kernel (a GPU driver): its place stays taken until it is gone */
     bool warm;    /* forked by a warm interpreter */
-    uint64_t began; /* ka_clock_ns() when it left the queue; 0: never */
-    uint64_t wall_ms;
+    uint64_t began;     /* ka_clock_ns() when it left the queue; 0: never */
+    uint64_t wall_ms;   /* less `paused_ms` */
+    uint64_t paused_ms; /* stopped, while somebody timed kernels on its card */
     const char *layers; /* the jail's report, one JSON line; "" if it never came */
     const char *out;    /* standard output, capped in the middle */
     const char *err;    /* standard error, likewise */

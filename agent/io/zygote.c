@@ -526,6 +526,12 @@ void ka_zygote_kill(struct ka_zygote_job *job)
         end_pair(job->zygote->pair); /* its children die with it */
 }
 
+bool ka_zygote_pause(const struct ka_zygote_job *job, bool pause)
+{
+    return job->zygote && job->state == KA_ZYGOTE_STARTED && job->pidfd >= 0 &&
+           syscall(SYS_pidfd_send_signal, job->pidfd, pause ? SIGSTOP : SIGCONT, NULL, 0) == 0;
+}
+
 void ka_zygote_give_up(struct ka_zygote_job *job)
 {
     if (job->zygote && job->pidfd < 0)

@@ -37,6 +37,7 @@ struct ka_op_req {
     const char *tool;                   /* a program outside the package that the child may run; NULL: none */
     const char *beside;                 /* one more file that the child reads; NULL: none */
     bool alone;                         /* nobody else uses its GPU meanwhile */
+    bool emptied;                       /* nor its memory */
     const struct ka_settings *settings; /* where it runs, and how long it may; read during the call */
 };
 

@@ -10,6 +10,7 @@
 
 #include "agent/core/fields.h"
 #include "agent/ops/compile.h"
+#include "base/each.h"
 #include "base/log.h"
 #include "compiled_facts.h"
 #include "events.h"
@@ -25,7 +26,7 @@ struct ka_run_child {
     ka_run_op_fn single;
     ka_run_child_fn done;
     void *arg;
-    bool again;
+    bool again, emptied;
 };
 
 static void forget(struct ka_run_child *child)
@@ -111,21 +112,45 @@ static bool try_again(struct ka_run_child *child, const struct ka_op_result *res
     return true;
 }
 
+/* What is timed has its card alone, but those who made way keep their memory there. */
+static bool wants_more_memory(const struct ka_run_child *child, const struct ka_op_result *result)
+{
+    bool full = false;
+    KA_EACH(json_object_get(result->doc, "cases"), i, entry) {
+        full |= json_is_true(json_object_get(json_object_get(entry, "error"), "out_of_memory"));
+    }
+    return full && strcmp(result->operation, "bench") == 0 && !child->emptied;
+}
+
+static bool try_emptied(struct ka_run_child *child, const struct ka_op_result *result)
+{
+    struct ka_err err;
+    if (!wants_more_memory(child, result))
+        return false;
+    child->emptied = true;
+    if (start(child, &err))
+        return false;
+    ka_log(KA_LOG_INFO, "%s: once more, when others are through: the GPU's memory had run out",
+           child->run->name);
+    return true;
+}
+
 static void on_op(void *arg, const struct ka_op_result *result)
 {
     struct ka_run_child *child = arg;
     struct ka_run *run = child->run;
     child->op = NULL;
     ka_record_add(run->record, "child",
-                  json_pack("{s:s, s:s*, s:i, s:I, s:O?, s:O*, s:s, s:s}", "op", result->operation, "part",
-                            child->part, "status", (int)result->status, "ms",
-                            (json_int_t)result->child->wall_ms, "seconds",
+                  json_pack("{s:s, s:s*, s:i, s:I, s:I, s:O?, s:O*, s:s, s:s}", "op", result->operation,
+                            "part", child->part, "status", (int)result->status, "ms",
+                            (json_int_t)result->child->wall_ms, "paused_ms",
+                            (json_int_t)result->child->paused_ms, "seconds",
                             json_object_get(result->doc, "seconds"), "context_seconds",
                             json_object_get(result->doc, "context_seconds"), "message", result->message,
                             "stderr", result->child->err));
     add_to_timeline(run, child, result);
     learn_start(run->app, result);
-    if (try_again(child, result))
+    if (try_again(child, result) || try_emptied(child, result))
         return;
     if (strcmp(result->operation, "facts") != 0)
         compile_later(run, result);
@@ -150,6 +175,7 @@ static int start(struct ka_run_child *child, struct ka_err *err)
                                 .tool = sanitizes ? run->settings.sanitizer : NULL,
                                 .beside = json_string_value(json_object_get(child->extra, "rival")),
                                 .alone = strcmp(child->operation, "bench") == 0,
+                                .emptied = child->emptied,
                                 .settings = &run->settings};
     return ka_op_start(run->app, &request, json_copy(child->extra), on_op, child, &child->op, err);
 }

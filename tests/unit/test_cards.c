@@ -193,15 +193,15 @@ static void child__that_is_alone__begins_after_those_at_work_and_before_any_othe
     struct ka_cards *cards = open_cards("0,1", 4), *others = open_cards("0,1", 4);
     bool elsewhere = false;
     assert_true(enters(cards, 0));
-    assert_false(ka_cards_enter_alone(cards, 0, &elsewhere) || elsewhere);
+    assert_false(ka_cards_enter_alone(cards, 0, false, &elsewhere) || elsewhere);
     assert_false(enters(cards, 0)); /* nobody goes before it */
     assert_true(enters(cards, 1));
     ka_cards_leave(cards, 0);
-    assert_true(ka_cards_enter_alone(cards, 0, &elsewhere));
+    assert_true(ka_cards_enter_alone(cards, 0, false, &elsewhere));
     struct ka_card_use use;
     ka_cards_look(cards, 0, &use);
     assert_true(use.alone && use.children == 1);
-    assert_false(enters(cards, 0) || ka_cards_enter_alone(cards, 0, &elsewhere));
+    assert_false(enters(cards, 0) || ka_cards_enter_alone(cards, 0, false, &elsewhere));
     assert_false(ka_cards_enter(others, 0, &elsewhere));
     assert_true(elsewhere && enters(others, 1));
     ka_cards_leave_alone(cards, 0, true);
@@ -216,7 +216,7 @@ static void child__that_is_to_be_alone__waits_for_others_and_may_give_up(void **
     struct ka_cards *cards = open_cards("0", 4), *others = open_cards("0", 4);
     bool elsewhere = false;
     assert_true(enters(others, 0));
-    assert_false(ka_cards_enter_alone(cards, 0, &elsewhere));
+    assert_false(ka_cards_enter_alone(cards, 0, false, &elsewhere));
     assert_true(elsewhere);
     elsewhere = false;
     assert_false(ka_cards_enter(others, 0, &elsewhere)); /* nobody elsewhere begins any more */
@@ -224,14 +224,14 @@ static void child__that_is_to_be_alone__waits_for_others_and_may_give_up(void **
     ka_cards_leave_alone(cards, 0, false);
     assert_true(enters(others, 0) && enters(cards, 0));
     ka_cards_leave(cards, 0);
-    assert_false(ka_cards_enter_alone(cards, 0, &elsewhere));
+    assert_false(ka_cards_enter_alone(cards, 0, false, &elsewhere));
     ka_cards_leave(others, 0);
     ka_cards_leave(others, 0);
-    assert_true(ka_cards_enter_alone(cards, 0, &elsewhere));
-    assert_false(ka_cards_enter_alone(others, 0, &elsewhere)); /* two would time each other */
+    assert_true(ka_cards_enter_alone(cards, 0, false, &elsewhere));
+    assert_false(ka_cards_enter_alone(others, 0, false, &elsewhere)); /* two would time each other */
     ka_cards_leave_alone(cards, 0, true);
     let_the_pause_pass();
-    assert_true(ka_cards_enter_alone(others, 0, &elsewhere));
+    assert_true(ka_cards_enter_alone(others, 0, false, &elsewhere));
     ka_cards_free(others);
     ka_cards_free(cards);
 }
@@ -241,16 +241,64 @@ static void card__that_was_somebodys_alone__is_first_had_by_those_who_share_it(v
     (void)state;
     struct ka_cards *cards = open_cards("0", 4), *others = open_cards("0", 4);
     bool elsewhere = false;
-    assert_true(ka_cards_enter_alone(cards, 0, &elsewhere));
+    assert_true(ka_cards_enter_alone(cards, 0, false, &elsewhere));
     ka_cards_leave_alone(cards, 0, true);
-    assert_false(ka_cards_enter_alone(others, 0, &elsewhere));
+    assert_false(ka_cards_enter_alone(others, 0, false, &elsewhere));
     assert_true(elsewhere); /* so that it looks again */
-    assert_false(ka_cards_enter_alone(cards, 0, &elsewhere));
+    assert_false(ka_cards_enter_alone(cards, 0, false, &elsewhere));
     assert_true(enters(others, 0) && enters(cards, 0)); /* neither waits for who may not begin */
     ka_cards_leave(others, 0);
     ka_cards_leave(cards, 0);
     let_the_pause_pass();
-    assert_true(ka_cards_enter_alone(others, 0, &elsewhere));
+    assert_true(ka_cards_enter_alone(others, 0, false, &elsewhere));
+    ka_cards_free(others);
+    ka_cards_free(cards);
+}
+
+static void card__whose_children_stepped_aside__is_had_alone_and_theirs_again_later(void **state)
+{
+    (void)state;
+    struct ka_cards *cards = open_cards("0", 4), *others = open_cards("0", 4);
+    bool elsewhere = false;
+    assert_true(enters(cards, 0) && enters(cards, 0) && enters(others, 0));
+    assert_false(ka_cards_is_wanted(cards, 0) || ka_cards_enter_alone(cards, 0, false, &elsewhere));
+    assert_true(ka_cards_is_wanted(cards, 0)); /* by one of its own */
+    ka_cards_step_aside(cards, 0);
+    assert_false(ka_cards_step_back(cards, 0) || ka_cards_enter_alone(cards, 0, false, &elsewhere));
+    assert_true(ka_cards_is_wanted(others, 0)); /* by one elsewhere */
+    ka_cards_step_aside(others, 0);
+    assert_true(ka_cards_enter_alone(cards, 0, false, &elsewhere));
+    struct ka_card_use use;
+    ka_cards_look(cards, 0, &use);
+    assert_true(use.alone && use.children == 3);
+    ka_cards_leave(cards, 0); /* one of them is killed meanwhile */
+    assert_false(ka_cards_step_back(others, 0) || enters(others, 0) || ka_cards_step_back(cards, 0));
+    ka_cards_leave_alone(cards, 0, true);
+    assert_false(ka_cards_is_wanted(cards, 0) || ka_cards_is_wanted(others, 0));
+    assert_false(enters(cards, 0)); /* before those that are there go on */
+    assert_true(ka_cards_step_back(cards, 0) && ka_cards_step_back(others, 0));
+    assert_true(enters(cards, 0));
+    let_the_pause_pass();
+    assert_false(ka_cards_enter_alone(others, 0, false, &elsewhere)); /* their locks are held again */
+    ka_cards_free(others);
+    ka_cards_free(cards);
+}
+
+static void card__that_is_wanted_empty__is_stepped_aside_from_by_nobody(void **state)
+{
+    (void)state;
+    struct ka_cards *cards = open_cards("0", 4), *others = open_cards("0", 4);
+    bool elsewhere = false;
+    assert_true(enters(cards, 0));
+    assert_false(ka_cards_enter_alone(others, 0, true, &elsewhere));
+    assert_false(ka_cards_is_wanted(cards, 0) || enters(cards, 0));
+    ka_cards_leave(cards, 0);
+    assert_true(ka_cards_enter_alone(others, 0, true, &elsewhere));
+    ka_cards_leave_alone(others, 0, true);
+    let_the_pause_pass();
+    assert_true(enters(cards, 0)); /* and the next who does not want it so says so */
+    assert_false(ka_cards_enter_alone(others, 0, false, &elsewhere));
+    assert_true(ka_cards_is_wanted(cards, 0));
     ka_cards_free(others);
     ka_cards_free(cards);
 }
@@ -269,6 +317,8 @@ int main(void)
         cmocka_unit_test(child__that_is_alone__begins_after_those_at_work_and_before_any_other),
         cmocka_unit_test(child__that_is_to_be_alone__waits_for_others_and_may_give_up),
         cmocka_unit_test(card__that_was_somebodys_alone__is_first_had_by_those_who_share_it),
+        cmocka_unit_test(card__whose_children_stepped_aside__is_had_alone_and_theirs_again_later),
+        cmocka_unit_test(card__that_is_wanted_empty__is_stepped_aside_from_by_nobody),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "agent/io/capture.h"
+#include "agent/io/cards.h"
 #include "agent/io/child.h"
 #include "agent/io/child_internal.h"
 #include "agent/io/loop.h"
@@ -25,6 +26,7 @@
 
 struct fixture {
     struct ka_loop *loop;
+    struct ka_cards *cards; /* only where a test asks for them */
     struct ka_children *children;
     char dir[64];
     char *python, *package, *base;
@@ -33,6 +35,7 @@ struct fixture {
 struct seen {
     int calls, error, exit_status, term_signal;
     bool timed_out;
+    uint64_t paused_ms, wall_ms;
     const struct ka_child_result *kept;
     char out[512], err[512], layers[2048];
     struct ka_children *close_when_done;
@@ -92,6 +95,7 @@ static int tear_down(void **state)
             rc = -ENOTEMPTY; /* nor on disk */
         ka_rmtree(f->dir, NULL);
     }
+    ka_cards_free(f->cards);
     free(f->python);
     free(f->package);
     free(f->base);
@@ -118,6 +122,8 @@ static void on_done(void *arg, uint64_t op, const struct ka_child_result *r)
     s->exit_status = r->exit_status;
     s->term_signal = r->term_signal;
     s->timed_out = r->timed_out;
+    s->paused_ms = r->paused_ms;
+    s->wall_ms = r->wall_ms;
     snprintf(s->out, sizeof(s->out), "%s", r->out);
     snprintf(s->err, sizeof(s->err), "%s", r->err);
     snprintf(s->layers, sizeof(s->layers), "%s", r->layers);
@@ -132,19 +138,21 @@ static void on_done(void *arg, uint64_t op, const struct ka_child_result *r)
         ka_children_close(s->close_when_done);
 }
 
-static uint64_t start_as(struct fixture *f, enum ka_child_role role, const char *command, struct seen *seen,
-                         unsigned deadline_ms)
+static uint64_t start_this(struct fixture *f, struct ka_child_req req, struct seen *seen)
 {
-    struct ka_child_req req = {.request = command,
-                               .role = role,
-                               .python = f->python,
-                               .package_dir = f->package,
-                               .device = "cpu",
-                               .deadline_ms = deadline_ms};
     uint64_t op = 0;
+    req.python = f->python;
+    req.package_dir = f->package;
     assert_int_equal(ka_child_start(f->children, &req, on_done, seen, &op), 0);
     assert_int_equal(seen->calls, 0);
     return op;
+}
+
+static uint64_t start_as(struct fixture *f, enum ka_child_role role, const char *command, struct seen *seen,
+                         unsigned deadline_ms)
+{
+    struct ka_child_req req = {.request = command, .role = role, .device = "cpu", .deadline_ms = deadline_ms};
+    return start_this(f, req, seen);
 }
 
 static uint64_t start(struct fixture *f, const char *command, struct seen *seen, unsigned deadline_ms)
@@ -402,7 +410,7 @@ static struct fixture *need_zygotes(void **state)
     char *library = ka_path_join(folder, "libka_jail.so");
     bool here = access(library, R_OK) == 0 && access(".venv/bin/python", X_OK) == 0;
     if (here) {
-        struct ka_children_conf conf = {.jail = jail, .base = f->base, .max_running = 2};
+        struct ka_children_conf conf = {.jail = jail, .base = f->base, .max_running = 2, .cards = f->cards};
         ka_children_close(f->children);
         assert_int_equal(ka_children_new(f->loop, &conf, &f->children, NULL), 0);
         free(f->python);
@@ -585,6 +593,120 @@ static void child__whose_twin_dies__is_reported_and_the_next_one_runs(void **sta
         assert_int_equal(next[i].error, 0);
         assert_int_equal(next[i].exit_status, 5);
     }
+}
+
+/* Two lists of cards stand for two processes; their locks are below the test's folder. */
+static struct fixture *with_cards(void **state, struct ka_cards **others)
+{
+    struct fixture *f = need_jail(state);
+    assert_int_equal(setenv("XDG_RUNTIME_DIR", f->dir, 1), 0);
+    assert_int_equal(ka_cards_new("0", 4, &f->cards, NULL), 0);
+    assert_int_equal(ka_cards_new("0", 4, others, NULL), 0);
+    return need_zygotes(state);
+}
+
+#define UNTIL_GO "while ! test -e \"$PYTHONPATH/go\"; do sleep 0.05; done"
+
+static void go(const struct fixture *f)
+{
+    write_into(f->package, "go", "", 0);
+}
+
+static void run_until_it_runs(struct fixture *f)
+{
+    while (!ka_children_running(f->children))
+        uv_run(ka_loop_uv(f->loop), UV_RUN_ONCE);
+}
+
+static void run_for(struct fixture *f, uint64_t ms)
+{
+    for (uint64_t until = uv_hrtime() + ms * 1000000; uv_hrtime() < until;) {
+        uv_run(ka_loop_uv(f->loop), UV_RUN_NOWAIT);
+        uv_sleep(5);
+    }
+}
+
+static void child__on_a_card_that_another_process_wants_alone__stops_and_goes_on_later(void **state)
+{
+    struct ka_cards *others = NULL;
+    struct fixture *f = with_cards(state, &others);
+    struct seen s = {0}, next = {0};
+    bool elsewhere = false;
+    struct ka_child_req req = {.request = UNTIL_GO, .device = "cuda", .deadline_ms = 6000};
+    start_this(f, req, &s);
+    run_until_it_runs(f);
+    while (!ka_cards_enter_alone(others, 0, false, &elsewhere))
+        uv_run(ka_loop_uv(f->loop), UV_RUN_ONCE);
+    go(f);
+    req.request = "true";
+    start_this(f, req, &next);
+    run_for(f, 6500); /* its deadline too would be over */
+    assert_int_equal(s.calls + next.calls, 0);
+    ka_cards_leave_alone(others, 0, true);
+    run_until(f, &s);
+    run_until(f, &next);
+    assert_int_equal(s.error, 0);
+    assert_true(s.paused_ms >= 6500 && s.wall_ms < 6000);
+    assert_true(next.error == 0 && next.paused_ms == 0);
+    ka_cards_free(others);
+}
+
+static void child__that_times__stops_the_others_of_its_process_and_has_their_place(void **state)
+{
+    struct ka_cards *others = NULL;
+    struct fixture *f = with_cards(state, &others);
+    struct seen first = {0}, second = {0}, alone = {0};
+    struct ka_child_req req = {.request = UNTIL_GO, .device = "cuda", .deadline_ms = 60000};
+    start_this(f, req, &first);
+    req.request = "true";
+    req.alone = true;
+    start_this(f, req, &alone);
+    run_until(f, &alone);
+    assert_true(alone.error == 0 && first.calls == 0);
+    req.alone = false;
+    start_this(f, req, &second); /* and the card is everybody's again */
+    run_until(f, &second);
+    go(f);
+    run_until(f, &first);
+    assert_true(first.error == 0 && first.paused_ms > 0);
+    ka_cards_free(others);
+}
+
+static void child__that_is_stopped__can_be_cancelled(void **state)
+{
+    struct ka_cards *others = NULL;
+    struct fixture *f = with_cards(state, &others);
+    struct seen s = {0};
+    bool elsewhere = false;
+    struct ka_child_req req = {.request = UNTIL_GO, .device = "cuda", .deadline_ms = 60000};
+    uint64_t op = start_this(f, req, &s);
+    run_until_it_runs(f);
+    while (!ka_cards_enter_alone(others, 0, false, &elsewhere))
+        uv_run(ka_loop_uv(f->loop), UV_RUN_ONCE);
+    ka_child_cancel(f->children, op);
+    run_until(f, &s);
+    assert_int_equal(s.error, -ECANCELED);
+    ka_cards_leave_alone(others, 0, true);
+    ka_cards_free(others);
+}
+
+static void child__whose_card_is_wanted_empty__is_waited_for(void **state)
+{
+    struct ka_cards *others = NULL;
+    struct fixture *f = with_cards(state, &others);
+    struct seen s = {0};
+    bool elsewhere = false;
+    struct ka_child_req req = {.request = UNTIL_GO, .device = "cuda", .deadline_ms = 60000};
+    start_this(f, req, &s);
+    run_until_it_runs(f);
+    assert_false(ka_cards_enter_alone(others, 0, true, &elsewhere));
+    run_for(f, 300);
+    assert_false(ka_cards_enter_alone(others, 0, true, &elsewhere));
+    go(f);
+    run_until(f, &s);
+    assert_true(s.error == 0 && s.paused_ms == 0);
+    assert_true(ka_cards_enter_alone(others, 0, true, &elsewhere));
+    ka_cards_free(others);
 }
 
 static void child__whose_zygote_cannot_start__runs_without_it(void **state)
@@ -834,6 +956,10 @@ int main(void)
         WITH_JAIL(child__interpreter_that_is_not_there__is_reported),
         WITH_JAIL(child__of_a_zygote__behaves_like_one_alone),
         WITH_JAIL(child__of_a_zygote__is_killed_at_its_deadline),
+        WITH_JAIL(child__on_a_card_that_another_process_wants_alone__stops_and_goes_on_later),
+        WITH_JAIL(child__that_times__stops_the_others_of_its_process_and_has_their_place),
+        WITH_JAIL(child__that_is_stopped__can_be_cancelled),
+        WITH_JAIL(child__whose_card_is_wanted_empty__is_waited_for),
         WITH_JAIL(child__of_a_zygote__can_be_cancelled_while_it_waits),
         WITH_JAIL(child__whose_zygote_dies__is_reported_and_the_next_one_runs),
         WITH_JAIL(child__of_a_candidate__comes_from_the_twin),
