@@ -98,7 +98,9 @@ def test_child_of_a_zygote__imports_nothing_more(op, state):
 
 
 def test_child_of_a_zygote_on_a_gpu__imports_nothing_more_for_launches_without_memory(tmp_path):
-    requests = [("facts", SCALE_PAIR, {"cases": [], "compile": True, "real": [{"N": 64}]})]
+    pair = SCALE_PAIR.replace("torch.randn(", "0.5 * torch.randn(")  # by a function in Python, without memory
+    assert pair != SCALE_PAIR
+    requests = [("facts", pair, {"cases": [], "compile": True, "real": [{"N": 64}]})]
     state = seen_by(tmp_path, requests, KA_GPU="1")
     assert (state["unfit"], state["cuda"], state["compiler"]) == (None, False, False)
     assert state["ok"]["facts"] and state["new"]["facts"] == []

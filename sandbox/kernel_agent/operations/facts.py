@@ -16,7 +16,10 @@ from __future__ import annotations
 
 import contextlib
 import math
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -81,12 +84,30 @@ class _WithoutMemory(TorchFunctionMode):
         )
 
 
+@contextlib.contextmanager
+def _without_compiler() -> Iterator[None]:
+    """Operations on tensors without memory are functions in Python, and each asks torch's compiler, when it is
+    first called, to leave it alone. Importing that takes a second or two, and nobody compiles here."""
+    name = "torch._dynamo"
+    if name in sys.modules:
+        yield
+        return
+    compiler = ModuleType(name)
+    compiler.disable = lambda function, *_, **__: function  # type: ignore[attr-defined]
+    sys.modules[name] = torch._dynamo = compiler
+    try:
+        yield
+    finally:
+        del sys.modules[name], torch._dynamo
+
+
 def _launches_of(fwd: Forward, entry: Any, dims: dict[str, Any], dtype: str | None) -> list[Launch]:
     """The launches of a backward on sizes that nothing here could compute, as far as its host's code gets
     without values: none where shapes hang on them."""
     launches: list[Launch] = []
     with (
         contextlib.suppress(Exception),
+        _without_compiler(),
         _WithoutMemory(),
         torch.device("meta"),
         launch_intercept(launches.append),
