@@ -37,6 +37,7 @@ from .device_clock import Gpu
 # Unless more are asked for; the median of fewer than six has no interval at 95 %.
 ROUNDS_LEAST, ROUNDS_MOST = 7, 100
 VALUES_MOST = 400_000  # in a result, of all cases: the daemon takes no more than half a million
+_PATIENCE = 5  # times the seconds: after so many the rounds asked for are given up, but for the least
 _VALUES_A_ROUND = 48  # four subjects, three passes, two ways; and what went on behind each
 Samples = dict[str, dict[str, list[float]]]  # by pass, then "alone" or "graph": milliseconds
 
@@ -233,14 +234,19 @@ class Bench:
         self.asked: list[int] | None = None  # outputs that ours differentiates: of the others no more
 
     def run(self, subjects: list[Subject], seconds: float, least: int, most: int) -> dict[str, Any]:
-        """Rounds, in each of which all have their turn: `least`, and on until `seconds` are over, or there
-        were `most`."""
+        """Rounds, in each of which all have their turn: `least`, or fewer where they take several times the
+        `seconds`; and on until those are over, or there were `most`."""
         for subject in subjects:
             self.prepare(subject)
         timed = [subject for subject in subjects if subject.function is not None]
-        until = time.monotonic() + seconds
+        self.gpu.settle()
+        began = time.monotonic()
         rounds = 0
-        while rounds < least or (rounds < most and time.monotonic() < until):
+        while True:
+            spent = time.monotonic() - began
+            enough = least if spent < _PATIENCE * seconds else min(least, ROUNDS_LEAST)
+            if rounds >= enough and (rounds >= most or spent >= seconds):
+                break
             rounds += 1
             for subject in timed:
                 self.sample(subject, self.seed + rounds)

@@ -26,6 +26,8 @@ Made = TypeVar("Made")
 
 _L2_UNKNOWN = 128 << 20  # larger than any that there is today
 _WARM_CALLS = 3
+# Work of others lets a tiny kernel wait for their slices of time, a millisecond or more.
+_QUIET_SECONDS, _QUIET_MOST, _SLOW_SECONDS = 0.03, 3.0, 5e-4
 
 
 class Gpu:
@@ -75,6 +77,16 @@ class Gpu:
         torch.cuda.synchronize()
         late = 1e3 * (time.perf_counter() - ended)
         return made, start.elapsed_time(end), late
+
+    def settle(self) -> None:
+        """Wait, for seconds at most, until nobody's kernels run: processes that were stopped to make way have
+        launched some that are still to come."""
+        began = calm = time.perf_counter()
+        while (now := time.perf_counter()) < calm + _QUIET_SECONDS and now < began + _QUIET_MOST:
+            self._lines[:1].fill_(0)
+            torch.cuda.synchronize()
+            if time.perf_counter() - now > _SLOW_SECONDS:
+                calm = time.perf_counter()
 
     def warm(self, call: Callable[[], object]) -> None:
         """Compile, tune, and allocate, beside the stream in use, as a capture wants it."""
