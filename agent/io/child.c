@@ -299,8 +299,8 @@ static bool shares_card(const struct child *c, size_t card)
     return c->on_card && !c->req->alone && c->req->card == card;
 }
 
-/* Of a tool and what it watches only the one would stop; a cold child is its jail's supervisor. They are waited
- * for. */
+/* Of a tool and what it watches only the one would stop; a cold child is its jail's supervisor. They are
+ * waited for. */
 static void pause_child(struct child *c)
 {
     if (c->paused || c->cancelled || c->req->local_sockets || !ka_zygote_pause(&c->job, true))

@@ -59,8 +59,8 @@ void ka_zygote_warm(struct ka_zygotes *zygotes, const struct ka_zygote_kind *kin
 bool ka_zygote_withdraw(struct ka_zygote_job *job);
 /* SIGKILL to the whole tree, at once or as soon as it exists; `ended` follows. */
 void ka_zygote_kill(struct ka_zygote_job *job);
-/* SIGSTOP or SIGCONT to its first process, which is the one that computes; false: it has none yet, or none any
- * more. */
+/* SIGSTOP or SIGCONT to its first process, which is the one that computes; false: it has none yet, or none
+ * any more. */
 bool ka_zygote_pause(const struct ka_zygote_job *job, bool pause);
 /* The job does not move: end its zygote, if the job has no process of its own that could be waited for. */
 void ka_zygote_give_up(struct ka_zygote_job *job);

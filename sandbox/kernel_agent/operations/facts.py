@@ -86,8 +86,8 @@ class _WithoutMemory(TorchFunctionMode):
 
 @contextlib.contextmanager
 def _without_compiler() -> Iterator[None]:
-    """Operations on tensors without memory are functions in Python, and each asks torch's compiler, when it is
-    first called, to leave it alone. Importing that takes a second or two, and nobody compiles here."""
+    """Operations on tensors without memory are functions in Python, and each asks torch's compiler, when it
+    is first called, to leave it alone. Importing that takes a second or two, and nobody compiles here."""
     name = "torch._dynamo"
     if name in sys.modules:
         yield
