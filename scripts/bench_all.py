@@ -6,7 +6,8 @@ dataset/ of which the forward alone is given.
                          [--program build/kernel-agent] [--python PATH] [--seconds 6] [--budget SECONDS]
                          [--list FILE | --table FILE] [--pairs DIR [--make-only]]
 
---list names the pairs, one path a line (bench/gpu/geomean.txt). --table names operations by a JSON object
+--list names the pairs, one path a line (bench/gpu/geomean.txt); each is made and timed in bfloat16, or, where
+its docstring names no such dtype, in one that it does. --table names operations by a JSON object
 instead (bench/gpu/table.json): each a file with the one shape and dtype to make and time it for, and the
 milliseconds that its backward should take. A file is made into a pair by the whole run,
 tuner and all, with `--backend none`; then `bench` times it at its own SWEEP. Runs go --jobs at a time,
@@ -37,7 +38,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import bounded
 from gpu import REFERENCES, SLOW, longest
-from verify_dataset import NAMES, REASON_MAX, digest, program_digest, reason, version_of
+from verify_dataset import NAMES, REASON_MAX, digest, dtypes_of, program_digest, reason, version_of
 
 ROOT = Path(__file__).resolve().parents[1]
 MARKER = "# ---- backward ----"
@@ -50,6 +51,12 @@ def forward_of(name: str) -> str:
     """What is above the marker, with a reference() to time against."""
     text = (ROOT / name).read_text().partition(MARKER)[0].rstrip() + "\n"
     return f"{text}\n\n{REFERENCES[name]}" if name in REFERENCES else text
+
+
+def dtype_of(path: Path) -> str:
+    """The dtype to time a file in, as people train: bfloat16 unless its docstring names others."""
+    named = dtypes_of(path, "half") if path.is_relative_to(ROOT / "dataset") else ["bfloat16"]
+    return "bfloat16" if "bfloat16" in named else named[0]
 
 
 def ratios_of(result: Entry) -> Entry:
@@ -98,7 +105,9 @@ class Run:
 
     def is_current(self, name: str) -> bool:
         row = self.known.get(name, {})
-        same = row.get("sha256") == digest([self.path_of(name)]) and row.get("program") == self.program
+        path = self.path_of(name)
+        same = row.get("sha256") == digest([path]) and row.get("program") == self.program
+        same = same and row.get("dtype") == self.table.get(name, {}).get("dtype", dtype_of(path))
         return same and bool(row.get("ratios"))
 
     def command(self, *words: object, most: float) -> tuple[Entry, bounded.Ended]:
@@ -112,12 +121,13 @@ class Run:
     def time(self, name: str) -> Entry:
         """Make the pair, unless it is kept, and time it."""
         path, asked = self.path_of(name), self.table.get(name, {})
-        entry: Entry = {"file": name, "sha256": digest([path]), "program": self.program, **asked}
+        entry: Entry = {"file": name, "sha256": digest([path]), "program": self.program}
+        entry |= asked or {"dtype": dtype_of(path)}
         entry["file"] = name  # by which results are known
         if time.monotonic() > self.until:
             return entry | {"reason": "had no turn"}
         folder = self.args.work / re.sub(r"\W+", "_", Path(name).stem)
-        shape = ["--sweep", json.dumps([asked["dims"]]), "--dtype", asked["dtype"]] if asked else []
+        shape = ["--dtype", entry["dtype"], *(["--sweep", json.dumps([asked["dims"]])] if asked else [])]
         kept = self.args.pairs / f"{folder.name}-{entry['sha256'][:12]}.json" if self.args.pairs else None
         known: Entry = json.loads(kept.read_text()) if kept and kept.exists() else {}
         if known.get("program") == self.program:

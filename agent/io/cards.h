@@ -47,9 +47,9 @@ void ka_cards_step_aside(struct ka_cards *cards, size_t card);
 /* They are to go on; false: not yet. Until then none begins. */
 bool ka_cards_step_back(struct ka_cards *cards, size_t card);
 
-/* A card alone and empty, until it is given back: one that is free, else one where children of other processes are at
- * work. 0: `*card` is had, and only this process' children begin on it. -EAGAIN: it will be; ask again with
- * ka_cards_wait(). -EBUSY: others have them all alone. -errno: no file to lock. */
+/* A card alone and empty, until it is given back: one that is free, else one where children of other
+ * processes are at work. 0: `*card` is had, and only this process' children begin on it. -EAGAIN: it will be;
+ * ask again with ka_cards_wait(). -EBUSY: others have them all alone. -errno: no file to lock. */
 int ka_cards_seize(struct ka_cards *cards, size_t *card, struct ka_err *err);
 int ka_cards_wait(struct ka_cards *cards, size_t card); /* 0, -EAGAIN */
 void ka_cards_release(struct ka_cards *cards, size_t card);

@@ -18,11 +18,9 @@ def test_menu__offers_warps_and_the_forwards_own_list() -> None:
 
 
 def test_menu__offers_no_block_size_that_something_may_hang_on() -> None:
-    for name in ("softmax", "matmul"):
-        dims = {"M": 3, "N": 37, "K": 20, "B": 1, "H": 1, "D": 16, "causal": True, "leaky": False}
-        configs = draft(ROOT / f"examples/{name}.py", dims)["report"]["configs"]
-        assert configs
-        assert {key for config in configs for key in config} <= {"num_warps", "num_stages", "splits"}
+    configs = draft(ROOT / "examples/softmax.py", {"M": 3, "N": 37})["report"]["configs"]
+    assert configs
+    assert {key for config in configs for key in config} <= {"num_warps", "num_stages", "splits"}
 
 
 def test_menu__offers_stages_only_where_products_can_be_pipelined() -> None:

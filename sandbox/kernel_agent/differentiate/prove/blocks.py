@@ -12,7 +12,7 @@ beyond that makes no difference then. What is not of this form counts as hanging
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import product
 from typing import Any
 
@@ -22,6 +22,7 @@ from ..ir.kinds import LANEWISE
 from ..ir.nodes import For, Node, Region, beneath, nodes_in
 from ..ir.values import is_static
 from .affine import Affine, Form, Monomial, Var, _combine, nonzero, times
+from .masks import conjuncts
 
 SUMS = words("add sub mul neg cast broadcast expand iv pid arange")
 PLACEWISE = LANEWISE | words(
@@ -66,13 +67,8 @@ class Blocks:
         """The labels of some values, one axis after another, for all answers to what is known when a kernel
         is compiled. Raises Hangs where one is something else than a function of rows and plain lanes.
         `bounded`: also where what is loaded for them hangs on blocks for staying inside of its tensor."""
-        flags = [n.args[0] for n in nodes_in(nodes) if n.op == "ifout" and is_static(n.args[0])]
-        flags = list(dict.fromkeys(flags))
-        if len(flags) > FLAGS:
-            raise Hangs("too many flags")
         found = []
-        for answers in product((False, True), repeat=len(flags)):
-            self.facts, self.memo, self.assumed = dict(zip(flags, answers, strict=True)), {}, {}
+        for _ in self._answers(nodes):
             for node in nodes:
                 labels = self.labels(node)
                 for label, size in zip(labels, node.shape, strict=True):
@@ -85,6 +81,44 @@ class Blocks:
             for load in (n for n in nodes_in(nodes) if n.op == "load" and bounded):
                 self._bounded(load)
         return found
+
+    def _answers(self, nodes: list[Node]) -> Iterator[None]:
+        """Each answer to what is known when a kernel is compiled."""
+        flags = [n.args[0] for n in nodes_in(nodes) if n.op == "ifout" and is_static(n.args[0])]
+        flags = list(dict.fromkeys(flags))
+        if len(flags) > FLAGS:
+            raise Hangs("too many flags")
+        for answers in product((False, True), repeat=len(flags)):
+            self.facts, self.memo, self.assumed = dict(zip(flags, answers, strict=True)), {}, {}
+            yield
+
+    def lengths(self, accesses: list[tuple[Node, Node | None]]) -> dict[int, set[str]]:
+        """For each axis of rows the arguments below which every access, an offset and its mask, is masked to
+        lie. Raises Hangs."""
+        found: dict[int, set[str]] = {}
+        for _ in self._answers([n for access in accesses for n in access if n is not None]):
+            for offset, mask in accesses:
+                below: dict[int, set[str]] = {}
+                for cond, _axes in conjuncts(mask, len(offset.shape)):
+                    for axis, name in self._row_below(cond):
+                        below.setdefault(axis, set()).add(name)
+                for axis in {label[1] for label in self.labels(offset) if label and label[0] == "row"}:
+                    names = below.get(axis, set())
+                    found[axis] = found.get(axis, names) & names
+        return found
+
+    def _row_below(self, cond: Node) -> Iterator[tuple[int, str]]:
+        """`rows < n`, of the rows of an axis as they are."""
+        if cond.op != "compare" or cond.attrs["cmp"] != "<" or cond.args[0].is_float:
+            return
+        rows, length = cond.args[0], beneath(cond.args[1], "broadcast", "expand", "cast")
+        if length.op not in ("param", "constexpr") or self.hangs(length):
+            return
+        form = nonzero(self.affine.terms(rows, tuple(range(len(rows.shape)))))
+        lanes = [key for key in form if len(key) == 1 and key[0].kind == "lane"]
+        labels = [label for label in self.labels(rows) if label is not None and label[0] == "row"]
+        if len(form) == 2 and len(lanes) == len(labels) == 1 and form[lanes[0]] == {(): 1}:
+            yield labels[0][1], length.attrs["name"]
 
     def _bounded(self, load: Node) -> None:
         """Raises Hangs where a block of columns may be read beyond the last that some block has."""
@@ -149,6 +183,8 @@ class Blocks:
         if op == "permute":
             inner = self.labels(args[0])
             return tuple(inner[axis] for axis in node.attrs["order"])
+        if op == "compare" and not any(arg.is_float for arg in args):
+            return self._compared(node)
         if op in PLACEWISE:
             return self._joined(node, args)
         if op == "reduce":
@@ -196,10 +232,19 @@ class Blocks:
 
     # positions
 
+    def _compared(self, node: Node) -> Labels:
+        """Of integers: lanes may be on one side and their step on the other, as in i < n - step * BLOCK."""
+        rank = len(node.shape)
+        one, other = (self.affine.terms(a, tuple(range(rank - len(a.shape), rank))) for a in node.args)
+        return self._positions(nonzero(_combine(one, other, -1)), rank)
+
     def _sum(self, node: Node) -> Labels:
         """Of an integer: lanes have to stand together with their program or step."""
-        form = nonzero(self.affine.terms(node, tuple(range(len(node.shape)))))
-        out: list[Label] = [None] * len(node.shape)
+        rank = len(node.shape)
+        return self._positions(nonzero(self.affine.terms(node, tuple(range(rank)))), rank)
+
+    def _positions(self, form: Form, rank: int) -> Labels:
+        out: list[Label] = [None] * rank
         for var in [key[0] for key in form if len(key) == 1 and key[0] and self._block(key[0])]:
             partner, label = self._partner(form, var)
             del form[var,], form[partner,]
@@ -399,14 +444,24 @@ class Blocks:
             left, right, cmp = right, left, {">": "<", ">=": "<="}[cmp]
         if cmp not in ("<", "<="):
             return False
+        moved = {
+            key: number
+            for key, number in right.items()
+            if len(key) == 1 and key[0] is not None and key[0].kind == "trip" and key[0].region is region
+        }
+        left, right = (_combine(side, moved, -1) for side in (left, right))
         columns = nonzero(_combine(left, self.affine.terms(low, ()), -1))
         lanes = [key[0] for key in columns if key and key[0] is not None and key[0].kind == "lane"]
         trips = [key[0] for key in columns if key and key[0] is not None and key[0].kind == "trip"]
         if len(columns) != 2 or len(lanes) != 1 or len(trips) != 1 or trips[0].region is not region:
             return False
         sizes = self.affine.monomials(step)
-        steps = {ids: factor for factor, ids in sizes}
-        if columns[lanes[0],] != {(): 1} or columns[trips[0],] != steps or lanes[0].node.args[1] is not step:  # type: ignore[union-attr]
+        strides = {ids: factor for factor, ids in sizes}
+        if (
+            columns[lanes[0],] != {(): 1}
+            or columns[trips[0],] != strides
+            or lanes[0].node.args[1] is not step
+        ):  # type: ignore[union-attr]
             return False
         rest = nonzero(_combine(self.affine.terms(end, ()), right, -1))
         return self._at_least(rest, 0 if cmp == "<" else 1)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import functools
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -127,6 +128,32 @@ class Tiles(Blocks):
         grid = [*launch.grid, *[1] * (self.axis + 1 - len(launch.grid))]
         grid[self.axis] = max(-(-used // own), 1)
         return replace(launch, args={**launch.args, self.rows: own}, grid=tuple(grid))
+
+
+@dataclass(frozen=True)
+class Grid(Blocks):
+    """Sizes for all the blocks of a launch whose programs have a tile of an output each: along `axes`, or all
+    along one. `lengths` has, for the block of each of its axes, the argument that says how long that is."""
+
+    lengths: tuple[tuple[str, str], ...] = ()
+    axes: tuple[int, ...] = ()
+
+    def counts(self, args: dict[str, Any], sizes: dict[str, Any]) -> list[int]:
+        """Programs along each of `axes`."""
+        counts = [-(-args[length] // sizes[block]) for block, length in self.lengths]
+        return counts if len(self.axes) > 1 else [math.prod(counts)]
+
+    def launch(self, launch: Launch) -> Launch:
+        """The launch with these blocks; itself where it is not one of just these tiles."""
+        asked = [name for pair in self.lengths for name in pair]
+        if not all(isinstance(launch.args[name], int) for name in asked):
+            return launch
+        grid = list(launch.grid)
+        if [grid[axis] for axis in self.axes] != self.counts(launch.args, launch.args):
+            return launch
+        for axis, count in zip(self.axes, self.counts(launch.args, self.sizes), strict=True):
+            grid[axis] = count
+        return replace(launch, args={**launch.args, **self.sizes}, grid=tuple(grid))
 
 
 class _Mark(torch.autograd.Function):

@@ -17,5 +17,6 @@ is left.
     second_launch    what is added to a gradient that is stored
     decisions        what the kernel says of all this, and what an expert would try
     own_blocks       blocks of the backward's own, where nothing hangs on the forward's
+    own_tiles        the same for tiles of an output that has two axes of them
     tuning           what a tuner may vary
 """

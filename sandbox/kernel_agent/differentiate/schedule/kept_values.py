@@ -65,6 +65,11 @@ class Spills:
             (found[-1].then_effects if home is found[-1].then else found[-1].other_effects) if found else None
         )
 
+    def branches(self) -> list[If]:
+        """Those of the main kernel that are in no loop."""
+        found = [e for e in walk(self.reverse.effects) if isinstance(e, If)]
+        return [e for e in found if not any(region.is_loop for region in e.then.chain())]
+
     def state(self) -> tuple:
         """What `restore` takes back everything after."""
         return dict(self.made), len(self.stored), len(self.reverse.report)

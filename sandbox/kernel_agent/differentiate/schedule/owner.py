@@ -745,6 +745,8 @@ class Nest:
             return node
         if node.op == "npid":
             return self.owner.grid_param(node)  # type: ignore[return-value]
+        if node.op == "ifout" and self._loops_by_a_flag(node):
+            return self._choice(node)
         if self.owner.spills.wanted(node):
             return self.owner.spills.load(node, self.owner.spills.linear(self.node))
         if node.op == "ifout":
@@ -756,6 +758,14 @@ class Nest:
         if new.hint is None:
             new.hint = node.hint
         return new
+
+    def _loops_by_a_flag(self, node: Node) -> bool:
+        """Whether a value took a loop on one side alone of what is known when the kernel is compiled: on the
+        other it need not be kept."""
+        sides = [node.attrs[key] for key in ("then", "other")]
+        if node.attrs["if"] not in self.owner.spills.branches() or None in sides:
+            return False
+        return is_static(node.args[0]) and sorted(map(takes_loop, sides)) == [False, True]
 
     def _choice(self, node: Node) -> Node:
         g, old = self.g, node.attrs["if"]

@@ -44,7 +44,7 @@ def program_variables(kernel: Kernel, effects: list, axes: list[int]) -> Program
     programs = Programs()
     for axis in axes:
         pid = g.pid(axis)
-        pair = _tiles(g, nodes, pid)
+        pair = tiles_of(g, nodes, pid)
         if pair is not None:
             for (node, count), hint in zip(pair, ("tile_m", "tile_n"), strict=True):
                 programs.table[node] = programs.variable(g, count, node.hint or hint)
@@ -105,7 +105,7 @@ def _divisor(g: Graph, nodes: list[Node], effects: list, forms: list[Node]) -> N
     return divisor if any(n.op in ops and n.args[0] in forms for n in nodes_in(added)) else None
 
 
-def _tiles(g: Graph, nodes: list[Node], pid: Node) -> tuple[tuple[Node, Node], tuple[Node, Node]] | None:
+def tiles_of(g: Graph, nodes: list[Node], pid: Node) -> tuple[tuple[Node, Node], tuple[Node, Node]] | None:
     """Two nodes that are a bijection of a program id onto a grid of tiles, if nothing else uses the id."""
     affine = Affine(g)
     for col in nodes:
@@ -113,6 +113,17 @@ def _tiles(g: Graph, nodes: list[Node], pid: Node) -> tuple[tuple[Node, Node], t
             found = _grouped(g, affine, nodes, pid, col)
             if found is not None and _only_through(nodes, pid, {found[0][0], found[1][0]}):
                 return found
+    return None
+
+
+def row_by_row(nodes: list[Node], pid: Node) -> tuple[tuple[Node, None], tuple[Node, Node]] | None:
+    """pid -> (pid // columns, pid % columns), if nothing else uses the id. How many rows there are, only the
+    grid says."""
+    for col in nodes:
+        if col.op == "mod" and col.args[0] is pid:
+            row = next((n for n in nodes if n.op == "floordiv" and n.args == col.args), None)
+            if row is not None and _only_through(nodes, pid, {row, col}):
+                return (row, None), (col, col.args[1])
     return None
 
 

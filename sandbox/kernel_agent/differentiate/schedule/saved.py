@@ -24,7 +24,7 @@ from ..ir.rewriter import Rewriter
 from ..ir.simplify import is_number
 from ..ir.values import assigned_names, takes_loop
 from ..prove.blocks import Blocks, Hangs
-from ..read.trace import Site, grid_rows, program_axes
+from ..read.trace import Grid, Site, grid_rows, program_axes
 from ..reverse.sweep import Reverse
 from .programs import program_variables
 
@@ -160,6 +160,8 @@ def _cut(reverse: Reverse, site: Site, copied: Copied, reduced: bool) -> dict[No
         if name in certain and _may_be_saved(node, reduced) and len(node.shape) < max(rank, 1)
     }
     named |= {new: named[old] for new, old in kernel.equal.items() if old in named}
+    if isinstance(site.blocks, Grid):
+        return {}
     if copied.varied:
         blocks = Blocks(kernel.graph, copied.varied, copied.rows)
     elif site.blocks is not None:  # what lies by rows is the same in fewer of them

@@ -19,7 +19,7 @@ from ..ir.nodes import Node, nodes_in
 from ..ir.refusal import Refusal
 from ..ir.spelling import INFIX, call_name, choice, gradient_name, upstream_name
 from ..prove.packed import Asked, AtMost, Distinct, Ordered
-from ..read.trace import Site, Tiles, grid_written
+from ..read.trace import Grid, Site, Tiles, grid_written
 from ..schedule.saved import Saved
 from ..schedule.whole_rows import WARPS, Rows
 from .emit import Emitted
@@ -365,11 +365,31 @@ class FunctionText:
             ]
             grid = tuple_text(["tiles" if axis == own.axis else f"grid[{axis}]" for axis in axes])
             return lines + _broken(f"grid, {name} = {grid}, min({name}, {size})")
+        if isinstance(own, Grid):
+            return lines + self.other_grid(own)
         more = f" * ({name} // {own.sizes[name]})"
         grid = tuple_text([f"grid[{axis}]{more * (axis == own.axis)}" for axis in axes])
         lines += _broken(f"if {name} % {own.sizes[name]} == 0:  # blocks of the backward's own")
         values = ", ".join(map(str, own.sizes.values()))
         return lines + _broken(f"grid, {', '.join(own.sizes)} = {grid}, {values}", 12)
+
+    def other_grid(self, own: Grid) -> list[str]:
+        """Other tiles of an output, where the launch is one of just these tiles."""
+
+        def counts(sizes: dict[str, object]) -> list[str]:
+            found = [f"triton.cdiv({length}, {sizes[block]})" for block, length in own.lengths]
+            return found if len(own.axes) > 1 else [" * ".join(found)]
+
+        theirs = counts({block: block for block, _ in own.lengths})
+        same = " and ".join(f"grid[{axis}] == {count}" for axis, count in zip(own.axes, theirs, strict=True))
+        grid = {axis: f"grid[{axis}]" for axis in range(len(self.site.launch.grid))}
+        grid |= dict(zip(own.axes, counts(dict(own.sizes)), strict=True))
+        values = ", ".join(map(str, own.sizes.values()))
+        return [
+            "        # blocks of the backward's own, where the launch is one of just these tiles",
+            *_broken(f"if {same}:"),
+            *_broken(f"grid, {', '.join(own.sizes)} = {tuple_text(list(grid.values()))}, {values}", 12),
+        ]
 
     def saved_rows(self) -> list[str]:
         """How many rows the backward's programs have, where the copy of the kernel shares them out itself."""

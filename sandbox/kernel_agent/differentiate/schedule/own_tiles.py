@@ -1,0 +1,180 @@
+"""Tiles of a backward apart from those that the stub gives a forward that computes a matrix tile by tile.
+
+    pid_m, pid_n    one program a tile, along two axes of the grid or swizzled along one
+    rows = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)        masked: rows < M
+    for k in range(tl.cdiv(K, BLOCK_K)): ...
+
+Where nothing that is stored hangs on the blocks (`prove/blocks.py`), and every access is masked to lie inside
+of the matrix, the forward with any other blocks is the same function, and the backward of that one serves: a
+backward sums over other axes than the forward, and wants wider tiles for it. The host asks in each call
+whether the launch is one of just these tiles, and keeps the forward's blocks where it is not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..ir.nodes import Node, Store, nodes_in, walk
+from ..ir.rewriter import Rewriter
+from ..ir.values import Kernel, is_static
+from ..prove.blocks import Blocks, Hangs
+from ..read.trace import Grid, Site, program_axes
+from .programs import row_by_row, tiles_of
+
+_SWIZZLED = 3  # axes that no grid has: rows and columns of tiles that lie along one
+
+# Rows, columns, what is summed over; warps, stages. Of a product of half numbers: the first two sum in
+# registers what they load twice as often from the L2 as they would from tiles of 256.
+OFFERED = (
+    (128, 128, 64, 8, 3), (128, 64, 128, 8, 3), (64, 128, 128, 8, 3), (128, 128, 128, 8, 2), (64, 64, 64, 4, 3),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """The blocks of a launch: of both axes of the output, with the arguments that say how long those are, and
+    of what is summed over; and the axes of the grid."""
+
+    lengths: tuple[tuple[str, str], ...]
+    summed: str
+    axes: tuple[int, ...]
+
+    def blocks(self, config: dict[str, Any], site: Site) -> Grid | None:
+        """What a configuration names, where the traced call is one of these tiles."""
+        names = dict.fromkeys((*(block for block, _ in self.lengths), self.summed))
+        given = {name: site.args[name].value for name in names}
+        own = {name: int(config.get(name, value)) for name, value in given.items()}
+        made = Grid(own, "", -1, site.lines, self.lengths, self.axes)
+        return None if own == given or made.launch(site.launch) is site.launch else made
+
+
+def find(site: Site) -> Tiles | None:
+    """The tiles of a launch whose backward may choose them."""
+    if site.autotuned or site.heuristics or site.launch.heuristics or site.tables or site.again is None:
+        return None
+    dots = any(n.op == "dot" for n in nodes_in(site.kernel.effects))
+    if site.kernel.inplace or site.kernel.apart or not dots:
+        return None
+    kernel = site.again({}, None)
+    stores = [e for e in walk(kernel.effects) if isinstance(e, Store)]
+    regions = [region for store in stores for region in store.region.chain()]
+    if any(r.is_loop or r.cond is not None and not is_static(r.cond) for r in regions):
+        return None
+    axes, table, counts = _numbered(kernel, site)
+    if any(n.op == "npid" and n.attrs["axis"] in axes for n in nodes_in(kernel.effects)):
+        return None
+    rewriter = Rewriter(kernel.graph, table.get)
+    written = [
+        tuple(n if n is None else rewriter.node(n) for n in (s.offset, s.mask, s.value)) for s in stores
+    ]
+    nodes = [n for parts in written for n in parts if n is not None]
+    shared = _rows(nodes)
+    rows = dict(shared)
+    summed = {n.attrs["name"] for n in nodes_in(nodes) if n.op == "constexpr" and _steps(n, nodes)}
+    if len(shared) != 2 or len(rows) != 2 or len(summed) != 1 or not table and set(rows) - set(axes):
+        return None
+    names = {*rows.values(), *summed}
+    if not _given(site, names):
+        return None
+    lengths = _proven(kernel, rows, names, written)
+    if lengths is None or not _given(site, {name for _, name in lengths}):
+        return None
+    if any(count not in (None, length) for count, length in zip(counts, lengths, strict=True)):
+        return None
+    return Tiles(lengths, min(summed), axes if table else tuple(rows))
+
+
+def _given(site: Site, names: set[str]) -> bool:
+    """Whether arguments are whole numbers that the launch passes."""
+    return all(n in site.given_names and isinstance(site.args[n].value, int) for n in names)
+
+
+Count = tuple[str, str] | None  # a block, and the length that is divided by it
+
+
+def _numbered(kernel: Kernel, site: Site) -> tuple[tuple[int, ...], dict[Node, Node], tuple[Count, Count]]:
+    """The axis along which tiles of two axes lie, what stands for the numbers of a tile, and how many the
+    kernel takes there to be; else all axes, and nothing more."""
+    g, nodes = kernel.graph, list(nodes_in(kernel.effects))
+    for axis in program_axes(site):
+        pair = tiles_of(g, nodes, g.pid(axis)) or row_by_row(nodes, g.pid(axis))
+        counts = [] if pair is None else [_count(count) for _, count in pair]
+        if pair is not None and counts[1] is not None:
+            table = {node: g.pid(_SWIZZLED + at) for at, (node, _) in enumerate(pair)}
+            return (axis,), table, (counts[0], counts[1])
+    return tuple(program_axes(site)), {}, (None, None)
+
+
+def _count(node: Node | None) -> Count:
+    """What is divided by a block to give a count of tiles."""
+    if node is None or node.op != "cdiv" or any(a.op not in ("param", "constexpr") for a in node.args):
+        return None
+    length, block = node.args
+    return block.attrs["name"], length.attrs["name"]
+
+
+def _rows(nodes: list[Node]) -> list[tuple[int, str]]:
+    """Axes of which programs share a range out, and the block that each takes of it."""
+    known = set(nodes_in(nodes))
+    sizes = {n.args[1] for n in known if n.op == "arange" and n.args[1].op == "constexpr"}
+    return sorted(
+        (pid.attrs["axis"], size.attrs["name"])
+        for n in known
+        if n.op == "mul"
+        for pid, size in (n.args, n.args[::-1])
+        if pid.op == "pid" and size in sizes
+    )
+
+
+def _steps(size: Node, nodes: list[Node]) -> bool:
+    """Whether a loop goes on by blocks of this size."""
+    loops = {n.attrs["loop"] for n in nodes_in(nodes) if n.op == "loopout"}
+    bounds = [loop.region.bounds for loop in loops if loop.region.bounds is not None]
+    return any(step is size or high.op == "cdiv" and high.args[1] is size for _, high, step in bounds)
+
+
+def _proven(
+    kernel: Kernel, rows: dict[int, str], names: set[str], written: list[tuple[Node | None, ...]]
+) -> tuple[tuple[str, str], ...] | None:
+    """For the block of each axis how long that axis is, if nothing that is stored hangs on the blocks."""
+    blocks = Blocks(kernel.graph, names, rows)
+    nodes = [n for parts in written for n in parts if n is not None]
+    accesses = [(offset, mask) for offset, mask, _ in written if offset is not None]
+    accesses += [
+        (n.args[1], n.args[2] if len(n.args) > 2 else None) for n in nodes_in(nodes) if n.op == "load"
+    ]
+    try:
+        blocks.every(nodes, bounded=True)
+        lengths = blocks.lengths(accesses)
+    except Hangs:
+        return None
+    if any(len(lengths.get(axis, ())) != 1 for axis in rows):
+        return None
+    return tuple((rows[axis], min(lengths[axis])) for axis in rows)
+
+
+def offers(site: Site) -> list[dict[str, Any]]:
+    """Configurations for the tuner, the likeliest first."""
+    tiles = find(site)
+    if tiles is None:
+        return []
+    names = (*(block for block, _ in tiles.lengths), tiles.summed, "num_warps", "num_stages")
+    found = []
+    for sizes in OFFERED:
+        config = dict(zip(names, sizes, strict=True))
+        agrees = all(config[name] == size for name, size in zip(names, sizes, strict=True))
+        if agrees and tiles.blocks(config, site):
+            found.append(config)
+    return found
+
+
+def chosen(sites: list[Site], config: dict[str, Any]) -> list[Grid]:
+    """The tiles that a configuration gives the backward of launches."""
+    found = []
+    for site in sites:
+        if {name for name, arg in site.args.items() if arg.kind == "constexpr"} & set(config):
+            tiles = find(site)
+            made = None if tiles is None else tiles.blocks(config, site)
+            found += [] if made is None else [made]
+    return found

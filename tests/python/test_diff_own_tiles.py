@@ -1,0 +1,154 @@
+"""Tiles of the backward's own: where nothing that a product of matrices stores hangs on its blocks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from diff_support import ROOT, assert_right, draft
+
+MATMUL = ROOT / "examples/matmul.py"
+TRACED = {"M": 70, "N": 45, "K": 50, "leaky": True}
+RAGGED = [({"M": 130, "N": 33, "K": 70, "leaky": leaky}, "normal") for leaky in (True, False)]
+OWN = {"BLOCK_M": 32, "BLOCK_N": 128, "BLOCK_K": 16}
+CHOSEN = "of the backward's own"
+
+SWIZZLED = """    tiles_m = tl.cdiv(M, BLOCK_M)
+    tiles_n = tl.cdiv(N, BLOCK_N)
+    tiles_in_group = GROUP_M * tiles_n
+    first_m = (pid // tiles_in_group) * GROUP_M
+    group_m = min(tiles_m - first_m, GROUP_M)
+    pid_m = first_m + (pid % tiles_in_group) % group_m
+    pid_n = (pid % tiles_in_group) // group_m
+"""
+GRID = 'triton.cdiv(M, meta["BLOCK_M"]) * triton.cdiv(N, meta["BLOCK_N"])'
+TWO_AXES = (
+    ("    pid = tl.program_id(0)\n", "    pid_m, pid_n = tl.program_id(0), tl.program_id(1)\n"),
+    (SWIZZLED, ""),
+    (GRID, GRID.replace(" *", ",")),
+)
+ROWS_OF_A = "mask=(offs_m[:, None] < M) & (offs_k[None, :] < k_left)"
+
+
+@pytest.fixture
+def changed(tmp_path: Path):
+    def make(*edits: tuple[str, str]) -> Path:
+        text = MATMUL.read_text()
+        for old, new in edits:
+            assert old in text, old
+            text = text.replace(old, new)
+        file = tmp_path / "matmul.py"
+        file.write_text(text)
+        return file
+
+    return make
+
+
+def offered(result: dict) -> list[dict]:
+    return [config for config in result["report"]["configs"] if "BLOCK_M" in config]
+
+
+@pytest.mark.parametrize("sizes", [(32, 128, 16), (128, 16, 64), (64, 64, 64)])
+def test_other_tiles_of_swizzled_programs__give_the_same_gradients(sizes: tuple[int, int, int]) -> None:
+    result = draft(MATMUL, TRACED, config=dict(zip(OWN, sizes, strict=True)))
+    count = f"triton.cdiv(M, {sizes[0]}) * triton.cdiv(N, {sizes[1]})"
+    assert (
+        f"if grid[0] == {GRID.replace('meta[', '').replace(']', '')}".replace('"', "") in result["backward"]
+    )
+    assert f"({count},), {', '.join(map(str, sizes))}" in result["backward"].replace("\n", "")
+    assert result["report"]["atomics"] == 0
+    assert_right(MATMUL, result, RAGGED)
+
+
+def test_other_tiles_of_programs_along_two_axes__give_the_same_gradients(changed) -> None:
+    file = changed(*TWO_AXES)
+    result = draft(file, TRACED, config=OWN)
+    assert "grid[0] == triton.cdiv(M, BLOCK_M) and grid[1] == triton.cdiv(N, BLOCK_N)" in result["backward"]
+    assert_right(file, result, RAGGED)
+
+
+ROW_BY_ROW = (
+    (SWIZZLED, "    pid_m, pid_n = pid // tl.cdiv(N, BLOCK_N), pid % tl.cdiv(N, BLOCK_N)\n"),
+)  # fmt: skip
+
+
+def test_other_tiles_of_programs_row_by_row__give_the_same_gradients(changed) -> None:
+    file = changed(*ROW_BY_ROW)
+    result = draft(file, TRACED, config=OWN)
+    assert CHOSEN in result["backward"]
+    assert_right(file, result, RAGGED)
+
+
+def test_rows_of_programs_by_another_length_than_the_masks__have_no_tiles(changed) -> None:
+    ((old, new),) = ROW_BY_ROW
+    file = changed((old, new.replace("cdiv(N,", "cdiv(K,")), (GRID, GRID.replace("N,", "K,")))
+    dims = {"M": 70, "N": 45, "K": 45, "leaky": True}
+    assert not offered(draft(file, dims))
+
+
+def test_one_block_for_all_axes__is_varied_for_all(changed) -> None:
+    named = [(f"BLOCK_{axis}", "BLOCK") for axis in "MNK"]
+    file = changed(
+        (
+            "    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,",
+            "    BLOCK: tl.constexpr,",
+        ),
+        ("BLOCK_M=64, BLOCK_N=64, BLOCK_K=32,", "BLOCK=32,"),
+        *named,
+    )
+    configs = [config for config in draft(file, TRACED)["report"]["configs"] if "BLOCK" in config]
+    assert [config["BLOCK"] for config in configs] == [128, 64]
+    result = draft(file, TRACED, config={"BLOCK": 64})
+    assert CHOSEN in result["backward"]
+    assert_right(file, result, RAGGED)
+
+
+def test_tuner__is_offered_wide_tiles_with_stages(changed) -> None:
+    expected = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64, "num_warps": 8, "num_stages": 3}
+    assert offered(draft(MATMUL, TRACED))[0] == expected
+    assert offered(draft(changed(*TWO_AXES), TRACED))[0] == expected
+
+
+def test_call_of_other_programs_than_its_tiles__keeps_the_forwards_blocks(changed) -> None:
+    """More programs than tiles do nothing here, but nothing says so."""
+    file = changed(*TWO_AXES, ('triton.cdiv(M, meta["BLOCK_M"]),', "triton.cdiv(M, 64) + (M > 100),"))
+    result = draft(file, TRACED, config=OWN)
+    assert CHOSEN in result["backward"]
+    assert_right(file, result, RAGGED)
+
+
+def test_traced_call_of_other_programs__has_no_tiles(changed) -> None:
+    file = changed(*TWO_AXES, ('triton.cdiv(M, meta["BLOCK_M"]),', "triton.cdiv(M, 64) + 1,"))
+    result = draft(file, TRACED)
+    assert not offered(result)
+    assert_right(file, result, RAGGED)
+
+
+STORED = "acc.to(c_ptr.dtype.element_ty)"
+HANGS = {
+    "rows that are read without a mask": (ROWS_OF_A, "mask=offs_k[None, :] < k_left"),
+    "a sum whose last block is not masked": (ROWS_OF_A, "mask=offs_m[:, None] < M"),
+    "rows below another length each time": (ROWS_OF_A, ROWS_OF_A.replace("< M", "< K + M - K - 1")),
+    "a block's size as a number": (STORED, "(acc * BLOCK_N).to(c_ptr.dtype.element_ty)"),
+    "the number of programs": (STORED, "(acc * tl.num_programs(0)).to(c_ptr.dtype.element_ty)"),
+    "the number of a tile": (STORED, "(acc * pid_m).to(c_ptr.dtype.element_ty)"),
+    "a place in the block": (STORED, "(acc * tl.arange(0, BLOCK_M)[:, None]).to(c_ptr.dtype.element_ty)"),
+    "a loop that ends early": ("range(tl.cdiv(K, BLOCK_K))", "range(tl.cdiv(K, BLOCK_K) - 1)"),
+    "a sum that each step halves": ("        a_ptrs += BLOCK_K * stride_ak\n", "        acc *= 0.5\n        a_ptrs += BLOCK_K * stride_ak\n"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("edit", HANGS.values(), ids=HANGS)
+def test_what_hangs_on_the_blocks__keeps_them(changed, edit: tuple[str, str]) -> None:
+    file = changed(edit)
+    assert not offered(draft(file, TRACED))
+    assert CHOSEN not in draft(file, TRACED, config=OWN)["backward"]
+
+
+def test_value_that_took_a_loop_by_a_flag_alone__is_kept_for_that_side() -> None:
+    result = draft(MATMUL, TRACED)
+    first, after = result["backward"].split("def matmul_kernel_bwd_a(")
+    assert first.index('if ACTIVATION == "leaky_relu":') < first.index("spill_d + spill_offs")
+    loaded = after.index("spill_d + spill_offs")
+    assert after.index('if ACTIVATION == "leaky_relu":') < loaded < after.index("else:")
+    assert_right(MATMUL, result, RAGGED)
