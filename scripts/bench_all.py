@@ -150,7 +150,8 @@ class Run:
             result, done = self.command(*bench, *card, "--out", folder / "runs", most=self.args.most)
         entry |= {"ratios": ratios_of(result), "shapes": shapes_of(result)}
         if done.code != 0:
-            entry["reason"] = f"{done.why}: {reason(done.err.strip()[-REASON_MAX:])}"
+            told = [str(shape["error"]) for shape in result.get("shapes", []) if shape.get("error")]
+            entry["reason"] = f"{done.why}: {reason(' '.join(told) or done.err.strip()[-REASON_MAX:])}"
         return entry
 
     def place(self, name: str, folder: Path) -> Path:

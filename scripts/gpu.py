@@ -542,8 +542,28 @@ TIMED: dict[str, list[dict[str, int]] | None] = {
     "dataset/reduction_softmax/softmax_row_single_tile.py": ROWS,
 }
 SAMPLE_TIMED = 4
-# Of examples that have none.
+# Of examples that have none: what people would use instead.
+GROUPED_GEMM = """
+def reference(x, w, ends):
+    if x.dtype == torch.bfloat16 and x.shape[1] % 8 == 0 and w.shape[2] % 8 == 0:  # rows of 16 bytes
+        return torch.nn.functional.grouped_mm(x, w, offs=ends)
+    rows = [0, *ends.tolist()]
+    return torch.cat([x[a:b] @ one for a, b, one in zip(rows, rows[1:], w)])
+"""
+LINEAR_RECURRENCE = """
+def reference(x, decay, gate=None, h0=None):
+    a = torch.sigmoid(decay)
+    inputs = (x if gate is None else x * torch.sigmoid(gate)).float().unbind(1)
+    h = torch.zeros_like(inputs[0]) if h0 is None else h0.float()
+    states = []
+    for step in inputs:
+        h = a * h + step
+        states.append(h)
+    return torch.stack(states, 1).to(x.dtype)
+"""
 REFERENCES = {
+    "examples/grouped_gemm.py": GROUPED_GEMM.lstrip(),
+    "examples/linear_recurrence.py": LINEAR_RECURRENCE.lstrip(),
     "examples/softmax.py": "def reference(x):\n    return torch.softmax(x, dim=-1)\n",
     "examples/swiglu.py": "def reference(gate, up):\n    return torch.nn.functional.silu(gate) * up\n",
 }

@@ -32,10 +32,10 @@ void ka_cards_give(struct ka_cards *cards, size_t card);
  * card, or waits to have it, alone: of its end nobody tells. */
 bool ka_cards_enter(struct ka_cards *cards, size_t card, bool *elsewhere);
 /* The same for one that has the card to itself, since it times kernels: it begins when those at work have
- * made way, or, where it wants the card `emptied`, are through; until it leaves nobody else begins or goes on.
- * From the first call on nobody begins before it; one that never began has to leave too. For a second after
- * somebody had the card alone it is not yet to be had so again: else those who check would wait for as long
- * as others have something to time. */
+ * made way, or, where it wants the card `emptied`, are through; until it leaves nobody else begins or goes
+ * on. From the first call on nobody begins before it; one that never began has to leave too. For a second
+ * after somebody had the card alone it is not yet to be had so again: else those who check would wait for as
+ * long as others have something to time. */
 bool ka_cards_enter_alone(struct ka_cards *cards, size_t card, bool emptied, bool *elsewhere);
 void ka_cards_leave(struct ka_cards *cards, size_t card);
 void ka_cards_leave_alone(struct ka_cards *cards, size_t card, bool began);

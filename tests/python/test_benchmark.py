@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -165,6 +166,22 @@ def test_rounds__that_take_many_times_the_seconds__are_given_up_but_for_the_leas
     assert run(write(SCALE_PAIR), tmp_path, seconds=0, rounds=40)["rounds"] == benchmark.ROUNDS_LEAST
     assert run(write(SCALE_PAIR), tmp_path, seconds=10, rounds=40)["rounds"] >= 40
     assert run(write(SCALE_PAIR), tmp_path, seconds=0, rounds=3)["rounds"] == 3
+
+
+class Endless(FakeGpu):
+    def compile(self, function):
+        def compiled(*args, **kwargs):
+            while True:
+                time.sleep(0.01)
+
+        return compiled
+
+
+def test_compile__that_takes_without_end__is_missing_and_the_others_are_timed(write, tmp_path, monkeypatch):
+    monkeypatch.setattr(benchmark, "COMPILE_SECONDS", 0.2)
+    found = by_name(run(write(PAIR), tmp_path, Endless()))
+    assert found["compile"]["missing"] == "it raised TimeoutError: compiling it took more than 0.2 s"
+    assert all(found[name]["times"]["bwd"]["alone"] for name in ("ours", "eager"))
 
 
 def needs(path, scratch, **fields):

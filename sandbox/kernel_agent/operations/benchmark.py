@@ -17,6 +17,7 @@ the daemon as they are. This process has run the candidate's code, which could c
 from __future__ import annotations
 
 import contextlib
+import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -37,6 +38,7 @@ from .device_clock import Gpu
 # Unless more are asked for; the median of fewer than six has no interval at 95 %.
 ROUNDS_LEAST, ROUNDS_MOST = 7, 100
 VALUES_MOST = 400_000  # in a result, of all cases: the daemon takes no more than half a million
+COMPILE_SECONDS = 60  # for torch.compile of one shape: it unrolls loops over time without end
 _PATIENCE = 5  # times the seconds: after so many the rounds asked for are given up, but for the least
 _VALUES_A_ROUND = 48  # four subjects, three passes, two ways; and what went on behind each
 Samples = dict[str, dict[str, list[float]]]  # by pass, then "alone" or "graph": milliseconds
@@ -264,12 +266,13 @@ class Bench:
         if subject.function is None:
             return
         try:
-            call = self.call(subject, self.seed)
-            call.forward()
-            if subject.name == "ours":
-                self.asked = call.differentiable
-            call.upstreams = call.draw_upstreams(self.seed)
-            self.gpu.warm(call.both)
+            with _at_most(COMPILE_SECONDS if subject.name == "compile" else 0, "compiling it"):
+                call = self.call(subject, self.seed)
+                call.forward()
+                if subject.name == "ours":
+                    self.asked = call.differentiable
+                call.upstreams = call.draw_upstreams(self.seed)
+                self.gpu.warm(call.both)
             self.measure_memory(subject)
         except Exception as exc:
             if subject.name == "ours":
@@ -346,6 +349,22 @@ class Bench:
         leaves = call.leaves.values()
         found = zip(call.backward(), leaves, strict=True)
         return [torch.zeros_like(leaf) if grad is None else grad for grad, leaf in found]
+
+
+@contextlib.contextmanager
+def _at_most(seconds: float, what: str) -> Iterator[None]:
+    """TimeoutError in the main thread where it takes longer; 0: as long as it takes."""
+
+    def over(_signal: int, _frame: object) -> None:
+        raise TimeoutError(f"{what} took more than {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, over)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def _difference(grad: torch.Tensor, expected: torch.Tensor) -> float:
