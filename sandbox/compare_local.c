@@ -10,15 +10,17 @@
 
 #include "compare_internal.h"
 
-#define REACH 2          /* units on either side that are a part's neighbours */
-#define NOISE_TIMES 4    /* the error of eager PyTorch: it is one draw, of few elements */
-#define TAIL 8           /* one element may be so many times as far off as the root mean square of many, */
-#define TAIL_OF 16384    /* in a tensor of so many; the furthest of more lies further out */
-#define ZERO 1e-9        /* a part that is smaller beside its neighbours was left over where terms cancel: */
-#define ZERO_WHOLE 1e-5  /* of the whole's root mean square: neighbours may be nothing as well */
-#define ZERO_TIMES 16    /* eager may have them cancel to nothing, and other orders of the sum do not */
-#define LEAST_SPREAD 5.2 /* the least of spread(n) */
-#define COLUMN_REACH 16  /* rows on either side that a stray element's column is looked at in */
+#define REACH 2         /* units on either side that are a part's neighbours */
+#define NOISE_TIMES 4   /* the error of eager PyTorch: it is one draw, of few elements */
+#define TAIL 8          /* one element may be so many times as far off as the root mean square of many, */
+#define TAIL_OF 16384   /* in a tensor of so many; the furthest of more lies further out */
+#define ZERO 1e-9       /* a part that is smaller beside its neighbours was left over where terms cancel: */
+#define ZERO_WHOLE 1e-5 /* of the whole's root mean square: neighbours may be nothing as well */
+/* Eager may have them cancel to nothing, and other orders of the sum do not. The terms of a row that sums over
+ * one, in attention, are as many times as large as those of rows that sum over n as the root of n is. */
+#define ZERO_TIMES 32
+#define LEAST_SPREAD 5.2           /* the least of spread(n) */
+#define COLUMN_REACH 16            /* rows on either side that a stray element's column is looked at in */
 #define STRAY_OF ((size_t)1 << 20) /* one element may be stray, and one more of so many */
 
 struct local {
