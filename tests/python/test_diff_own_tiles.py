@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from diff_support import ROOT, assert_right, draft
+from diff_support import ROOT, assert_right, draft, errors
 
 MATMUL = ROOT / "examples/matmul.py"
 TRACED = {"M": 70, "N": 45, "K": 50, "leaky": True}
@@ -152,3 +152,37 @@ def test_value_that_took_a_loop_by_a_flag_alone__is_kept_for_that_side() -> None
     loaded = after.index("spill_d + spill_offs")
     assert after.index('if ACTIVATION == "leaky_relu":') < loaded < after.index("else:")
     assert_right(MATMUL, result, RAGGED)
+
+
+def test_value_for_products_alone__is_kept_in_the_type_of_the_elements() -> None:
+    """Those of the call: the draft was traced in another type."""
+    result = draft(MATMUL, TRACED)
+    assert "dtype=b_ptr.dtype" in result["backward"] and "dtype=a_ptr.dtype" in result["backward"]
+    found = errors(MATMUL, result["backward"], RAGGED, "float16")
+    assert all(error <= 2e-3 for of_all in found.values() for error in of_all), found
+
+
+def test_value_that_is_summed_too__is_kept_as_it_was_computed(changed) -> None:
+    """Rounded to 16 bits, d_bias would sum rounded numbers."""
+    file = changed(
+        ("    a_ptr, b_ptr, c_ptr,\n    M,", "    a_ptr, b_ptr, c_ptr, bias_ptr,\n    M,"),
+        (
+            '    if ACTIVATION == "leaky_relu":',
+            "    acc += tl.load(bias_ptr + offs_n, mask=offs_n < N, other=0.0).to(tl.float32)[None, :]\n"
+            '    if ACTIVATION == "leaky_relu":',
+        ),
+        ("inputs_require_grad=(0, 1)", "inputs_require_grad=(0, 1, 2)"),
+        ("def matmul(a, b, activation=None)", "def matmul(a, b, bias, activation=None)"),
+        ("        a, b, c,\n        M, N, K,", "        a, b, c, bias,\n        M, N, K,"),
+        (
+            "    return (a, b), {",
+            "    bias = torch.randn(dims['N'], device=device, dtype=dtype)\n    return (a, b, bias), {",
+        ),
+        (
+            "def reference(a, b, activation=None):\n    c = a @ b",
+            "def reference(a, b, bias, activation=None):\n    c = a @ b + bias",
+        ),
+    )
+    result = draft(file, TRACED)
+    assert "dtype=torch.float32" in result["backward"] and "dtype=b_ptr.dtype" not in result["backward"]
+    assert_right(file, result, RAGGED)

@@ -616,8 +616,10 @@ def tape_step(text: FunctionText, step: Step, buffers: list[forward_values.Buffe
 def scratch(text: FunctionText, step: Step, buffer: forward_values.Buffer | Spill, each: str) -> None:
     """Allocate `each` elements for every program of the forward."""
     size = f"{program_count(text.site)} * {each}"
-    dtype = "bool" if buffer.dtype == "int1" else buffer.dtype
-    made = f"torch.empty({size}, dtype=torch.{dtype}, device={text.device()})"
+    dtype = f"torch.{'bool' if buffer.dtype == 'int1' else buffer.dtype}"
+    if buffer.dtype.startswith("$"):  # that of a tensor's elements
+        dtype = f"{text.value(buffer.dtype.split(':')[1])}.dtype"
+    made = f"torch.empty({size}, dtype={dtype}, device={text.device()})"
     step.setup.append(f"{buffer.name} = {made}")
     step.extra[buffer.name] = buffer.name
 

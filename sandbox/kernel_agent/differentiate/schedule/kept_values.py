@@ -14,7 +14,7 @@ from ..ir.names import suggested
 from ..ir.nodes import If, Node, Region, TapeStore, beneath, nodes_in, real, walk
 from ..ir.rewriter import Rewriter
 from ..ir.values import takes_loop
-from ..reverse.sweep import Reverse
+from ..reverse.sweep import Reverse, writes
 from .programs import Programs
 
 
@@ -36,6 +36,8 @@ class Spills:
         self.reverse, self.g, self.programs = reverse, reverse.kernel.graph, programs
         self.grid_param = grid_param
         self.made: dict[Node, Spill] = {}
+        self.known = list(nodes_in(reverse.effects))  # before anything is stored
+        self.sides: set[Node] = set()
         self.stored: list[tuple[list, TapeStore]] = []  # with the effects that each is among
 
     def read(self, node: Node, index: Callable[[], Node], also: bool) -> Node | None:
@@ -50,7 +52,43 @@ class Spills:
         """Whether a value is one that is kept."""
         if not self.able(node):
             return False
+        if self.narrowed(node):
+            return self.wanted(node.args[0])
         return takes_loop(node) and not thinner(node) or sums_saved(node) or bool(node.attrs.get("kept"))
+
+    def narrowed(self, node: Node) -> bool:
+        """Whether a value is one for products, of the type of a tensor's elements, and nothing wants it as it
+        was computed: then it is kept so, in half the bytes."""
+        if node.op != "cast" or not node.dtype.startswith("$") or not node.is_float:
+            return False
+        if node in self.sides:
+            return True
+        alone = all(
+            isinstance(n, Node) and n.op == "cast" and n.dtype.startswith("$")
+            for n in self._users(node.args[0])
+        )
+        return alone and self._always_there(node.dtype.split(":")[1])
+
+    def cast(self, value: Node, like: Node) -> Node:
+        """Such a cast of what the value is on one side of a branch."""
+        made = self.g.cast(value, like.dtype)
+        if self._users(value) == [like.args[0]]:
+            self.sides.add(made)
+        return made
+
+    def _users(self, node: Node) -> list[object]:
+        """What is computed of a value, and writes of it."""
+        found: list[object] = [n for n in self.known if node in n.args or node in n.attrs.values()]
+        return found + [w for w in writes(self.reverse.effects) if w.value is node]
+
+    def _always_there(self, name: str) -> bool:
+        """Whether a tensor is read whatever is known when the kernel is compiled: it is never None."""
+        loads = [n for n in self.known if n.op == "load" and n.args[0].op == "param"]
+        return any(
+            n.args[0].attrs["name"] == name
+            and all(region.cond is None or region.is_loop for region in n.home.chain())
+            for n in loads
+        )
 
     def able(self, node: Node) -> bool:
         """Whether a value is one of a program, known where no loop is around it: a branch may be."""
@@ -97,7 +135,7 @@ class Spills:
             name = f"spill_{node.hint or suggested(node, {})}"
             while name in self.names():
                 name += "_"
-            self.made[node] = Spill(name, real(node.dtype), numel)
+            self.made[node] = Spill(name, node.dtype if self.narrowed(node) else real(node.dtype), numel)
             with g.at(g.top):
                 at = self._place(self.linear(lambda n: n, main=True), node.shape, numel)
             branch = self._branch(node.home)

@@ -745,8 +745,10 @@ class Nest:
             return node
         if node.op == "npid":
             return self.owner.grid_param(node)  # type: ignore[return-value]
-        if node.op == "ifout" and self._loops_by_a_flag(node):
+        if self._loops_by_a_flag(node):
             return self._choice(node)
+        if self.owner.spills.narrowed(node) and self._loops_by_a_flag(node.args[0]):
+            return self._choice(node.args[0], node)
         if self.owner.spills.wanted(node):
             return self.owner.spills.load(node, self.owner.spills.linear(self.node))
         if node.op == "ifout":
@@ -762,22 +764,29 @@ class Nest:
     def _loops_by_a_flag(self, node: Node) -> bool:
         """Whether a value took a loop on one side alone of what is known when the kernel is compiled: on the
         other it need not be kept."""
+        if node.op != "ifout":
+            return False
         sides = [node.attrs[key] for key in ("then", "other")]
         if node.attrs["if"] not in self.owner.spills.branches() or None in sides:
             return False
         return is_static(node.args[0]) and sorted(map(takes_loop, sides)) == [False, True]
 
-    def _choice(self, node: Node) -> Node:
+    def _choice(self, node: Node, narrowed: Node | None = None) -> Node:
+        """`narrowed`: the cast of it that is wanted, made on each side."""
         g, old = self.g, node.attrs["if"]
         cond = self.node(old.cond)
         stmt = g.fork(cond, old.static, old.line)
         chosen = []
         for key, region, source in (("then", stmt.then, old.then), ("other", stmt.other, old.other)):
             self.regions.setdefault(source, region)
+            value = node.attrs[key]
+            if narrowed is not None:
+                with g.at(value.home):
+                    value = self.owner.spills.cast(value, narrowed)
             with g.at(region):
-                chosen.append(node.attrs[key] and self.node(node.attrs[key]))
+                chosen.append(value and self.node(value))
         then, other = chosen
-        return g.merged(stmt, then, other, node, g.here)
+        return g.merged(stmt, then, other, narrowed or node, g.here)
 
 
 class NotOwned(Exception):
