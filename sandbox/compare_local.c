@@ -16,8 +16,8 @@
 #define TAIL_OF 16384   /* in a tensor of so many; the furthest of more lies further out */
 #define ZERO 1e-9       /* a part that is smaller beside its neighbours was left over where terms cancel: */
 #define ZERO_WHOLE 1e-5 /* of the whole's root mean square: neighbours may be nothing as well */
-/* Eager may have them cancel to nothing, and other orders of the sum do not. The terms of a row that sums over
- * one, in attention, are as many times as large as those of rows that sum over n as the root of n is. */
+/* Eager may have them cancel to nothing, and other orders of the sum do not. In attention the terms of a row
+ * that sums over one are as many times as large as those of rows that sum over n as the root of n is. */
 #define ZERO_TIMES 32
 #define LEAST_SPREAD 5.2           /* the least of spread(n) */
 #define COLUMN_REACH 16            /* rows on either side that a stray element's column is looked at in */
