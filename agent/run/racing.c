@@ -129,6 +129,7 @@ static void end(struct ka_run *run, const json_t *timed, const char *why)
         why = err.msg;
     if (why) {
         ka_log(KA_LOG_INFO, "%s: not timed: %s", run->name, why);
+        ka_record_add(run->record, "not timed", json_pack("{s:s}", "why", why));
     } else {
         double min_rel = ka_job_least_gain(&run->job);
         doc = doc_of(cases, timed, &race);

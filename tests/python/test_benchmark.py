@@ -168,6 +168,27 @@ def test_rounds__that_take_many_times_the_seconds__are_given_up_but_for_the_leas
     assert run(write(SCALE_PAIR), tmp_path, seconds=0, rounds=3)["rounds"] == 3
 
 
+class Sulking(FakeGpu):
+    """Raises once more when it is first asked for anything after a capture that failed."""
+
+    failed = False
+
+    def capture(self, call, pool):
+        self.failed = self.refuses == call.__self__.function.__name__
+        return super().capture(call, pool)
+
+    def release(self):
+        failed, self.failed = self.failed, False
+        if failed:
+            raise RuntimeError("operation failed due to a previous error during capture")
+
+
+def test_graph__whose_failure_is_told_twice__leaves_the_plain_calls(write, tmp_path):
+    found = by_name(run(write(PAIR), tmp_path, Sulking(refuses="scale_autograd")))
+    assert "not permitted when stream is capturing" in found["ours"]["no_graph"]
+    assert set(found["ours"]["times"]["bwd"]) == {"alone"}
+
+
 class Endless(FakeGpu):
     def compile(self, function):
         def compiled(*args, **kwargs):

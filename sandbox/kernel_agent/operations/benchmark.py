@@ -283,7 +283,8 @@ class Bench:
             subject.graphs = Graphs(self.gpu, call)
         except Exception as exc:  # noqa: BLE001 (whatever it is, the plain calls are timed)
             subject.no_graph = describe(exc)
-            self.gpu.release()
+            with contextlib.suppress(RuntimeError):  # what is still wrong of the capture says so once more
+                self.gpu.release()
 
     def measure_memory(self, subject: Subject) -> None:
         """What is kept for the backward beyond inputs and outputs, and the most that a step allocates."""
