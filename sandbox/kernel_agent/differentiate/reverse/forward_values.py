@@ -2,9 +2,9 @@
 
 In this order: (1) a value that the forward stored is loaded back where computing it again would take a loop;
 (2) a loop that was telescoped ends at the values of the original, which needs one sweep less; (3) a reverse
-loop whose order is free runs forward and carries the forward's state along; (4) only what is left is taped: a
-forward sweep writes the carry before each step to scratch, the reverse loop reads it back. Every program has
-a slice of its own, so a barrier between the two sweeps is enough. (5) A tape that would be too large has
+loop whose order is free runs forward and carries the forward's state along; (4) what each step writes in lanes
+of its own is what it is at the end; (5) only what is left is taped: a forward sweep writes the carry before each step to scratch, the reverse loop reads it back. Every program has
+a slice of its own, so a barrier between the two sweeps is enough. (6) A tape that would be too large has
 checkpoints instead.
 """
 
@@ -37,7 +37,7 @@ from ..ir.nodes import (
 )
 from ..ir.refusal import Refusal
 from ..ir.rewriter import Rewriter
-from ..ir.values import Kernel, takes_loop
+from ..ir.values import Kernel, loop_out, takes_loop
 from ..prove import zeros
 from ..prove.affine import upper
 from . import checkpoints
@@ -133,6 +133,55 @@ def trip_count(g: Graph, loop: For) -> Node | None:
     return counts.longest(g, count) if known is None else known
 
 
+def lanes_written(g: Graph, carry: Carry, region: Region) -> Node | None:
+    """Of `where(lanes == step, value, carry)` in a loop that counts by one, or of a carry to which something is
+    added in such lanes alone: the lanes that the steps before have written."""
+    bounds, cond = region.bounds, _written_where(carry)
+    if cond is None or bounds is None or bounds[2].op != "const" or bounds[2].value not in (1, -1):
+        return None
+    for lane, at in (cond.args, cond.args[::-1]):
+        places = beneath(lane, "expand", "broadcast", "cast")
+        alone = places.op == "arange" and places.args[0].op == "const" and places.args[0].value == 0
+        way = _direction(at, region)
+        if alone and way:
+            return g.compare("<" if way == bounds[2].value else ">", lane, at)
+    return None
+
+
+def _direction(node: Node, region: Region) -> int:
+    """1 for the number of a step plus what stays, -1 for what stays less that number, 0 for all else."""
+    node = beneath(node, "expand", "broadcast", "cast")
+    if node is region.iv:
+        return 1
+    if node.op not in ("add", "sub"):
+        return 0
+    one, other = (_direction(arg, region) for arg in node.args)
+    stays = [not arg.home.inside(region) for arg in node.args]
+    if one and stays[1]:
+        return one
+    return (other if node.op == "add" else -other) if stays[0] else 0
+
+
+def _written_where(carry: Carry) -> Node | None:
+    """The comparison for equality without which a step leaves a carry as it is."""
+    chosen, phi = carry.next, carry.phi
+    if chosen is None:
+        return None
+    kept = phi  # what lanes have that a step leaves alone
+    if chosen.op in ("add", "sub") and phi in chosen.args[: 1 if chosen.op == "sub" else 2]:
+        (chosen,) = [arg for arg in chosen.args if arg is not phi] or [chosen]
+        kept = chosen.args[-1] if chosen.op == "where" else phi
+        zero = beneath(kept, "full", "broadcast", "cast")
+        if zero.op != "const" or zero.value != 0:
+            return None
+    if chosen.op != "where":
+        return None
+    cond, new, old = chosen.args
+    if cond.op != "compare" or {"==": old, "!=": new}.get(cond.attrs["cmp"]) is not kept:
+        return None
+    return cond
+
+
 class Tape:
     """Decides for every reverse loop how it gets at the carries of its forward loop."""
 
@@ -162,7 +211,7 @@ class Tape:
         if loop.order != "reverse":
             self._accompany(loop, source, phis, needed)
             return
-        provided = {k: self._stored(source, k) if source.region.kind == "for" else None for k in set(needed)}
+        provided = {k: self._known(source, k) if source.region.kind == "for" else None for k in set(needed)}
         missing = sorted(k for k, read in provided.items() if read is None)
         if missing and self._too_large(source, missing) and checkpoints.possible(loop):
             self._checkpoint(loop, source, phis, missing, provided)
@@ -251,6 +300,25 @@ class Tape:
             carry = source.carries[k]
             todo += [phis[n] for n in self._inside([carry.next], loop) if n in phis]
         return sorted(done)
+
+    def _known(self, source: For, k: int) -> Node | None:
+        """The carry before a step, where it need not be kept."""
+        read = self._stored(source, k)
+        return self._lane_by_lane(source, k) if read is None else read
+
+    def _lane_by_lane(self, source: For, k: int) -> Node | None:
+        """The carry before a step, where each step writes the lanes of its own number alone, as a substitution
+        does: those before it have what they have at the end, the others what they began with."""
+        g, carry, region = self.g, source.carries[k], source.region
+        with g.at(region):
+            written = lanes_written(g, carry, region)
+            if written is None:
+                return None
+            read = g.where(written, loop_out(g, source, k), carry.init)
+        read.hint = f"{carry.phi.hint}_before"
+        reason = f"`{carry.phi.hint}`: a step writes the lanes of its number alone: no tape"
+        self.reverse.say(source.line, "stored", "one store", reason)
+        return read
 
     def _stored(self, source: For, k: int) -> Node | None:
         """The carry before a step, where the forward stored it after the last one: nothing is taped."""
