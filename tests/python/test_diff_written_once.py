@@ -40,7 +40,8 @@ SWEEP = [{"n": 13, "R": 20}]
 
 def make_args(dims, device="cuda", dtype=torch.float32):
     n = dims["n"]
-    return torch.randn(n, n, device=device, dtype=dtype) / n, torch.randn(n, dims["R"], device=device, dtype=dtype)
+    l = torch.randn(n, n, device=device, dtype=dtype) / n
+    return l, torch.randn(n, dims["R"], device=device, dtype=dtype)
 """
 LOOP, WRITTEN = "for i in range(n):", "tl.where(j[:, None] == i, x - known[None, :], x)"
 DIMS = {"n": 13, "R": 20}

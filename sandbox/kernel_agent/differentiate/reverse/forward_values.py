@@ -1,11 +1,11 @@
 """Forward values in the reverse sweep: from a stored output, computed again in a loop, or from a tape.
 
-In this order: (1) a value that the forward stored is loaded back where computing it again would take a loop;
-(2) a loop that was telescoped ends at the values of the original, which needs one sweep less; (3) a reverse
-loop whose order is free runs forward and carries the forward's state along; (4) what each step writes in lanes
-of its own is what it is at the end; (5) only what is left is taped: a forward sweep writes the carry before each step to scratch, the reverse loop reads it back. Every program has
-a slice of its own, so a barrier between the two sweeps is enough. (6) A tape that would be too large has
-checkpoints instead.
+In this order: (1) a value that the forward stored is loaded back where computing it again would take a
+loop; (2) a loop that was telescoped ends at the values of the original, which needs one sweep less; (3) a
+reverse loop whose order is free runs forward and carries the forward's state along; (4) what each step
+writes in lanes of its own is what it is at the end; (5) only what is left is taped: a forward sweep writes
+the carry before each step to scratch, the reverse loop reads it back. Every program has a slice of its own,
+so a barrier between the two sweeps is enough. (6) A tape that would be too large has checkpoints instead.
 """
 
 from __future__ import annotations
@@ -134,8 +134,8 @@ def trip_count(g: Graph, loop: For) -> Node | None:
 
 
 def lanes_written(g: Graph, carry: Carry, region: Region) -> Node | None:
-    """Of `where(lanes == step, value, carry)` in a loop that counts by one, or of a carry to which something is
-    added in such lanes alone: the lanes that the steps before have written."""
+    """Of `where(lanes == step, value, carry)` in a loop that counts by one, or of a carry to which something
+    is added in such lanes alone: the lanes that the steps before have written."""
     bounds, cond = region.bounds, _written_where(carry)
     if cond is None or bounds is None or bounds[2].op != "const" or bounds[2].value not in (1, -1):
         return None
@@ -307,8 +307,8 @@ class Tape:
         return self._lane_by_lane(source, k) if read is None else read
 
     def _lane_by_lane(self, source: For, k: int) -> Node | None:
-        """The carry before a step, where each step writes the lanes of its own number alone, as a substitution
-        does: those before it have what they have at the end, the others what they began with."""
+        """The carry before a step, where each step writes the lanes of its own number alone, as in a
+        substitution: those before it have what they have at the end, the others what they began with."""
         g, carry, region = self.g, source.carries[k], source.region
         with g.at(region):
             written = lanes_written(g, carry, region)
