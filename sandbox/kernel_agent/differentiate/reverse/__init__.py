@@ -6,6 +6,7 @@ values come from.
     running_maxima   maxima that cancel are taken out of the forward first
     sweep            the reverse sweep, last effect first
     rules            the adjoint of every operation
+    winners          what a loop chooses, where a number tells the step that it is from
     wrapped_indices  indices that wrap around are written unwrapped
     forward_values   values of the forward in reverse loops: loaded, computed again, or taped
     checkpoints      a tape in the memory of two short ones

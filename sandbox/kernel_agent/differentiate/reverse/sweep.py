@@ -29,6 +29,7 @@ from ..ir.nodes import (
 from ..ir.refusal import Refusal
 from ..ir.report import LineReport
 from ..ir.values import Kernel, loop_out
+from . import winners
 from .rules import adjoint, unbroadcast
 
 
@@ -41,11 +42,15 @@ class Reverse:
     effects: list = field(default_factory=list)
     report: list[LineReport] = field(default_factory=list)
     used: set[str] = field(default_factory=set)  # operations whose adjoint was taken
+    won: dict[Node, winners.Won] = field(default_factory=dict)
 
     def run(self) -> Reverse:
         g = self.kernel.graph
         g.reverse = True
         g.here = g.top
+        self.won = winners.find(self.kernel)
+        for choice in self.won:
+            self.say(choice.line, "won", "structure", "a number tells the step that is chosen: no tape")
         self.effects, external = self.region(g.top, self.kernel.effects, {})
         assert not external, "adjoints left over at the top of the kernel"
         return self
@@ -94,9 +99,19 @@ class Reverse:
                 else:
                     g.line = item.line
                     self.used.add(item.attrs.get("fn", item.op) if item.op in ("call", "reduce") else item.op)
-                    for arg, contribution in adjoint(g, item, d):
+                    parts = self.of_one_step(item, d) if item in self.won else adjoint(g, item, d)
+                    for arg, contribution in parts:
                         add(arg, contribution)
         return out, external
+
+    def of_one_step(self, item: Node, d: Node) -> list[tuple[Node, Node]]:
+        """The adjoint of what a loop chooses goes to the step that it is from, and all steps have the same."""
+        g, won = self.kernel.graph, self.won[item]
+        number = won.number if won.number.shape == won.last.shape else g.broadcast(won.number, won.last.shape)
+        return [
+            (item.args[1], g.where(g.compare("==", won.last, number), d, g.number(0))),
+            (item.args[2], d),
+        ]
 
     def order(self, region: Region, effects: list, seeds: dict[Node, Node]) -> list:
         """Nodes and effects of one region, arguments before what uses them."""

@@ -38,6 +38,7 @@ class Spills:
         self.made: dict[Node, Spill] = {}
         self.known = list(nodes_in(reverse.effects))  # before anything is stored
         self.sides: set[Node] = set()
+        self.won = {won.last for won in reverse.won.values()}  # whole numbers, of the step that a loop chose
         self.stored: list[tuple[list, TapeStore]] = []  # with the effects that each is among
 
     def read(self, node: Node, index: Callable[[], Node], also: bool) -> Node | None:
@@ -92,7 +93,9 @@ class Spills:
 
     def able(self, node: Node) -> bool:
         """Whether a value is one of a program, known where no loop is around it: a branch may be."""
-        return node.is_float and (node.home is self.g.top or self._branch(node.home) is not None)
+        return (node.is_float or node in self.won) and (
+            node.home is self.g.top or self._branch(node.home) is not None
+        )
 
     def _branch(self, home: Region) -> list | None:
         """The effects of a branch that is in no loop."""

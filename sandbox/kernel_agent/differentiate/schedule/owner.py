@@ -74,7 +74,8 @@ class Owner:
         self.refused: dict[Node, str] = {}  # gradients that keep their writes, and why
         self.kernels: list[OwnerKernel] = []
         self.divisible = list(self.programs.divisible)  # sizes that the host has to find divisible
-        self.tiles = Rewriter(self.g, self.programs.table.get)
+        table = self.programs.table | {node: node for node in self.spills.won}  # kept as they are
+        self.tiles = Rewriter(self.g, table.get)
 
     def run(self) -> Owner:
         bases: dict[Node, list[tuple[GradWrite, tuple[For, ...]]]] = {}
