@@ -1,4 +1,4 @@
-"""Values that a loop chooses, beside the number of the step that they are from: no tape, steps in any order."""
+"""Values that a loop chooses, beside the number of the step that they are from: no tape, any order."""
 
 from __future__ import annotations
 

@@ -14,14 +14,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ..ir.nodes import For, Node, Store, beneath, nodes_in, walk
+from ..ir.nodes import Carry, For, Node, Store, beneath, nodes_in, walk
 from ..ir.nonnegative import natural
 from ..ir.values import Kernel, loop_out
 
 
 @dataclass(frozen=True)
 class Won:
-    """What stands for `where(wins, value, best)`: the number that the loop leaves, and the step's."""
+    """Of `where(wins, value, best)`: the number that the loop leaves, and the step's."""
 
     last: Node
     number: Node
@@ -29,7 +29,7 @@ class Won:
 
 @dataclass
 class _Nest:
-    """A loop and those around it, innermost first, with the places of a value and its number among carries."""
+    """A loop and those around it, innermost first, with the places of a value and a number among carries."""
 
     loops: list[For]
     values: list[int]
@@ -42,26 +42,24 @@ def find(kernel: Kernel) -> dict[Node, Won]:
     loops = list(_loops(kernel))
     known = list(nodes_in(kernel.effects))
     for loop in loops:
-        for k, carry in enumerate(loop.carries):
-            chosen = carry.next
-            if (
-                not carry.phi.active
-                or chosen is None
-                or chosen.op != "where"
-                or chosen.args[2] is not carry.phi
-            ):
+        chosen = {k: node for k, carry in enumerate(loop.carries) if (node := _choice(carry)) is not None}
+        for k, value in chosen.items():
+            if not loop.carries[k].phi.active:
                 continue
-            for n, other in enumerate(loop.carries):
-                number = other.next
-                if number is None or number.op != "where" or other.phi.is_float:
-                    continue
-                if number.args[0] is not chosen.args[0] or number.args[2] is not other.phi:
+            for n, number in chosen.items():
+                if number.args[0] is not value.args[0] or loop.carries[n].phi.is_float:
                     continue
                 nest = _around(loop, loops, k, n)
                 if _is_alone(kernel, known, nest) and _tells_apart(nest, number.args[1]):
                     last = loop_out(kernel.graph, nest.loops[-1], nest.numbers[-1])
-                    found[chosen] = Won(last, number.args[1])
+                    found[value] = Won(last, number.args[1])
     return found
+
+
+def _choice(carry: Carry) -> Node | None:
+    """What takes something else or leaves a carry as it is, if that is what a step does with it."""
+    node = carry.next
+    return node if node is not None and node.op == "where" and node.args[2] is carry.phi else None
 
 
 def _loops(kernel: Kernel) -> Iterator[For]:
