@@ -107,7 +107,8 @@ class Reverse:
     def of_one_step(self, item: Node, d: Node) -> list[tuple[Node, Node]]:
         """The adjoint of what a loop chooses goes to the step that it is from, and all steps have the same."""
         g, won = self.kernel.graph, self.won[item]
-        number = won.number if won.number.shape == won.last.shape else g.broadcast(won.number, won.last.shape)
+        number, shape = won.number, won.last.shape
+        number = number if number.shape == shape else g.broadcast(number, shape)
         return [
             (item.args[1], g.where(g.compare("==", won.last, number), d, g.number(0))),
             (item.args[2], d),
