@@ -105,7 +105,7 @@ class Reverse:
         return out, external
 
     def of_one_step(self, item: Node, d: Node) -> list[tuple[Node, Node]]:
-        """The adjoint of what a loop chooses goes to the step that it is from, and all steps have the same."""
+        """The adjoint of what a loop chooses goes to the step that it is from; all steps have the same."""
         g, won = self.kernel.graph, self.won[item]
         number, shape = won.number, won.last.shape
         number = number if number.shape == shape else g.broadcast(number, shape)
