@@ -25,7 +25,7 @@ OFF = {
 MOVED_MAX = 0.01  # the most that sensitivity to rounding is believed
 ZERO_SHARE = 100.0  # floors of the upstream's norm that rounding may leave where the gradient is zero
 FEW, SLIGHT, REPEATS = (
-    32,
+    64,
     4e-3,
     3,
 )  # such an error is judged again with other inputs and upstreams, and must fail again
