@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from diff_support import assert_right, draft, errors
+from kernel_agent.errors import Unusable
 
 TWICE = """import torch
 import triton
@@ -46,6 +47,27 @@ def test_programs_that_store_the_same_once_more__are_refused_before_the_launch(
     assert_right(file, result, [({"N": n, "J": 1}, "normal") for n in (40, 7)])
     with pytest.raises(AssertionError, match="2 programs along axis 1, of 1"):
         errors(file, result["backward"], [({"N": 40, "J": 2}, "normal")])
+
+
+OVERLAPPING = TWICE.replace("tl.program_id(0) * B +", "tl.program_id(0) * SHIFT +").replace(
+    "N, B:", "N, SHIFT, B:"
+)
+OVERLAPPING = OVERLAPPING.replace("x.numel(), B=16)", "x.numel(), J, B=16)").replace("16), J)]", "16),)]")
+
+
+@pytest.mark.parametrize("shift", [8, 16])
+def test_programs_of_another_size_that_store_to_the_same__are_refused(
+    shift: int, write: Callable[[str], Path]
+) -> None:
+    """One program in the traced call; of several the address tells which it is, but not for overlapping blocks."""
+    file = write(OVERLAPPING)
+    first, other = ({"N": n, "J": shift} for n in (16, 40))
+    case = {"dims": first, "seed": 1, "others": [other]}
+    if shift < 16:
+        with pytest.raises(Unusable, match="stored to at one address by several programs"):
+            draft(file, first, case=case)
+    else:
+        assert_right(file, draft(file, first, case=case), [(first, "normal"), (other, "normal")])
 
 
 NOT_ASKED = [

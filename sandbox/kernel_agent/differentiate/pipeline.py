@@ -337,7 +337,7 @@ def _checked(site: trace.Site, report: list[LineReport]) -> Refusal | None:
     except Refusal as refusal:
         meeting = refusal
     try:
-        overwrite.check(site.kernel, site.launch.grid, report)
+        overwrite.check(site.kernel, site.launch.grid, report, site.others)
     except Refusal as refusal:
         raise meeting or refusal from None
     return meeting

@@ -7,15 +7,16 @@ overlap is refused, anything else is stated as an assumption in the report.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import combinations, product
 from typing import Any
 
 import numpy as np
 
+from ...launches import Launch
 from ..ir.address_tables import root
 from ..ir.folding import COMPARE
-from ..ir.nodes import For, Node, Store, placed, reachable, sides
+from ..ir.nodes import For, Node, Store, nodes_in, placed, reachable, sides
 from ..ir.refusal import Refusal
 from ..ir.report import LineReport
 from ..ir.values import Kernel
@@ -26,16 +27,23 @@ from .packed import AtMost
 
 Placed = tuple[Store, tuple[For, ...]]
 LIMIT = 1 << 16  # programs times iterations that are looked at for two stores that may meet
+NEAR = 4  # programs along an axis that are looked at where the address alone tells them apart
 LIMIT_ONE = 1 << 12  # and for one store that is not proven to write every element once
 
 
-def check(kernel: Kernel, grid: tuple[int, ...], report: list[LineReport]) -> None:
-    """Refuse kernels that overwrite a differentiable result."""
+def check(
+    kernel: Kernel,
+    grid: tuple[int, ...],
+    report: list[LineReport],
+    elsewhere: Callable[[], Iterable[Launch]] = tuple,
+) -> None:
+    """Refuse kernels that overwrite a differentiable result; `elsewhere` are launches of other sizes."""
     stores = list(placed(kernel.effects, Store))
     for store, loops in stores:
         if store.value.active and store.kind == "store":
             _moves(kernel, store, loops)
             _once(kernel, (store, loops), grid, report)
+            _once_elsewhere(kernel, (store, loops), grid, elsewhere)
     for (one, loops), (two, others) in combinations(stores, 2):
         if root(one.base) is not root(two.base) or one.region.excludes(two.region):
             continue
@@ -91,12 +99,16 @@ def _once(kernel: Kernel, placed: Placed, grid: tuple[int, ...], report: list[Li
     known, groups = _determined(kernel, store)
     variables = {("pid", (axis,)) for axis, count in enumerate(grid) if count > 1}
     variables |= {("trip", (id(loop.region),)) for loop in loops}
-    if groups and variables <= known and not shared_lanes(kernel.graph, groups, store.offset):
+    proven = bool(groups) and variables <= known and not shared_lanes(kernel.graph, groups, store.offset)
+    if proven and not any(node.op == "param" for node in nodes_in([store.offset])):
         return
     name = store.base.attrs["name"]
+    near = tuple(min(count, NEAR) for count in grid)  # where strides are arguments, neighbours may still meet
     try:
-        written = _addresses(kernel, store, loops, grid, LIMIT_ONE)
+        written = _addresses(kernel, store, loops, grid, LIMIT_ONE, near if proven else grid)
     except Unknown:
+        if proven:
+            return
         reason = f"no two programs, steps or lanes store to one address of `{name}`"
         report.append(LineReport(store.line, "assumption", "none", reason))
         return
@@ -107,6 +119,28 @@ def _once(kernel: Kernel, placed: Placed, grid: tuple[int, ...], report: list[Li
             "Store each element once, or add to it with tl.atomic_add.",
             store.line,
         )
+
+
+def _once_elsewhere(
+    kernel: Kernel, placed: Placed, grid: tuple[int, ...], elsewhere: Callable[[], Iterable[Launch]]
+) -> None:
+    """The same of launches with several programs where the traced one has one, if the address does not tell
+    them apart."""
+    g, (store, _) = kernel.graph, placed
+    known, _ = _determined(kernel, store)
+    if any(node.op == "param" for node in nodes_in([store.offset])):
+        known = set()
+    axes = [axis for axis, count in enumerate(grid) if count == 1 and ("pid", (axis,)) not in known]
+    if not any(_needs(store.offset, {g.pid(axis)}) for axis in axes):
+        return
+    traced = g.example
+    try:
+        for launch in elsewhere():
+            several = any(axis < len(launch.grid) and launch.grid[axis] > 1 for axis in axes)
+            if several and g.takes(launch.args, launch.grid):
+                _once(kernel, placed, launch.grid, [])
+    finally:
+        g.example = traced
 
 
 def _moves(kernel: Kernel, store: Store, loops: tuple[For, ...]) -> None:
@@ -166,13 +200,19 @@ def _meet(kernel: Kernel, one: Placed, two: Placed, grid: tuple[int, ...]) -> bo
 
 
 def _addresses(
-    kernel: Kernel, store: Store, loops: tuple[For, ...], grid: tuple[int, ...], budget: int = LIMIT
+    kernel: Kernel,
+    store: Store,
+    loops: tuple[For, ...],
+    grid: tuple[int, ...],
+    budget: int = LIMIT,
+    programs: tuple[int, ...] | None = None,
 ) -> list[int]:
-    """Every address that a store writes in the traced call, as often as it is written. Raises Unknown."""
+    """Every address that a store writes in the traced call, as often as it is written; `programs`: by so many
+    along each axis alone. Raises Unknown."""
     if store.base.op == "entry":  # which tensor is data
         raise Unknown
     found: list[int] = []
-    for pid in product(*(range(n) for n in grid)):
+    for pid in product(*(range(n) for n in programs or grid)):
         for env in _steps(kernel, loops, {"pid": pid, "grid": grid}):
             budget -= 1
             if budget < 0:
