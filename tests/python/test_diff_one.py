@@ -59,7 +59,7 @@ OVERLAPPING = OVERLAPPING.replace("x.numel(), B=16)", "x.numel(), J, B=16)").rep
 def test_programs_of_another_size_that_store_to_the_same__are_refused(
     shift: int, write: Callable[[str], Path]
 ) -> None:
-    """One program in the traced call; of several the address tells which it is, but not for overlapping blocks."""
+    """One in the traced call; of several the address tells which it is, but not where blocks overlap."""
     file = write(OVERLAPPING)
     first, other = ({"N": n, "J": shift} for n in (16, 40))
     case = {"dims": first, "seed": 1, "others": [other]}
