@@ -75,9 +75,9 @@ struct child {
     uv_timer_t timer;
     unsigned handles; /* open ones; the child is freed with the last */
     int control_fd;
-    uint64_t began, started; /* left the queue; its process exists */
-    uint64_t paused_at, paused_ns,
-        left_ms; /* since when, for how long in all, and what its deadline had left */
+    uint64_t began, started;       /* left the queue; its process exists */
+    uint64_t paused_at, paused_ns; /* since when; for how long before */
+    uint64_t left_ms;              /* what its deadline had left then */
     struct ka_capture out, err;
     struct result *result;
 };
