@@ -110,8 +110,12 @@ def test_tuner__is_offered_wide_tiles_with_stages(changed) -> None:
 
 
 def test_call_of_other_programs_than_its_tiles__keeps_the_forwards_blocks(changed) -> None:
-    """More programs than tiles do nothing here, but nothing says so."""
-    file = changed(*TWO_AXES, ('triton.cdiv(M, meta["BLOCK_M"]),', "triton.cdiv(M, 64) + (M > 100),"))
+    """Rows that have no program stay zero there, and so do their gradients."""
+    file = changed(
+        *TWO_AXES,
+        ('triton.cdiv(M, meta["BLOCK_M"]),', "triton.cdiv(M, 64) - (M > 100),"),
+        ("c = torch.empty((M, N)", "c = torch.zeros((M, N)"),
+    )
     result = draft(file, TRACED, config=OWN)
     assert CHOSEN in result["backward"]
     assert_right(file, result, RAGGED)
