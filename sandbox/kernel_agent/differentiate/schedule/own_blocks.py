@@ -8,7 +8,7 @@ blocks where it does not. Which sizes are worth it is for the tuner to measure.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,7 +56,8 @@ def find(site: Site) -> Own | None:
     loops += [n.attrs["loop"] for n in nodes_in(kernel.effects) if n.op == "loopout"]
     columns = {l.region.bounds[2] for l in loops if l.region.bounds is not None}
     columns = {n for n in columns if n.op == "constexpr"}
-    rows = {(n.attrs["name"], axis) for n, axis in _shared(kernel) if n not in columns}
+    shared = shared_out(nodes_in(kernel.effects))
+    rows = {(n.attrs["name"], axis) for n, axis in shared if n not in columns}
     if len(columns) != 1 or len(rows) != 1:
         return None
     ((name, axis),), (column,) = rows, columns
@@ -68,11 +69,11 @@ def find(site: Site) -> Own | None:
     return own if given and first and _proven(kernel, own) else None
 
 
-def _shared(kernel: Kernel) -> Iterator[tuple[Node, int]]:
+def shared_out(nodes: Iterable[Node]) -> Iterator[tuple[Node, int]]:
     """The block sizes of which programs have one each, with their axis."""
-    nodes = set(nodes_in(kernel.effects))
-    sizes = {n.args[1] for n in nodes if n.op == "arange"}
-    for node in nodes:
+    known = set(nodes)
+    sizes = {n.args[1] for n in known if n.op == "arange"}
+    for node in known:
         for pid, size in (node.args, node.args[::-1]) if node.op == "mul" else ():
             if pid.op == "pid" and size.op == "constexpr" and size in sizes:
                 yield size, pid.attrs["axis"]
@@ -100,8 +101,8 @@ def offers(own: Own, site: Site) -> list[dict[str, Any]]:
     return [config for config in found if own.sizes(config, site)]
 
 
-def chosen(sites: list[Site], config: dict[str, Any]) -> list[Sizes]:
-    """The blocks that a configuration gives the backward of launches."""
+def chosen(sites: list[Site], config: dict[str, Any], find: Callable[[Site], Any] = find) -> list[Sizes]:
+    """The blocks that a configuration gives the backward of launches; `find`: what may be varied of one."""
     found = []
     for site in sites:
         if {name for name, arg in site.args.items() if arg.kind == "constexpr"} & set(config):

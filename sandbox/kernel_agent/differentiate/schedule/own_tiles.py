@@ -19,13 +19,16 @@ from ..ir.nodes import Node, Store, nodes_in, walk
 from ..ir.rewriter import Rewriter
 from ..ir.values import Kernel, is_static
 from ..prove.blocks import Blocks, Hangs
+from ..read.trace import Blocks as Sizes
 from ..read.trace import Grid, Site, program_axes
+from . import own_blocks
+from .own_blocks import shared_out
 from .programs import row_by_row, tiles_of
 
 _SWIZZLED = 3  # axes that no grid has: rows and columns of tiles that lie along one
 
-# Rows, columns, what is summed over; warps, stages. Of a product of half numbers: the first two sum in
-# registers what they load twice as often from the L2 as they would from tiles of 256.
+# Rows, columns, what is summed over; warps, stages. For halves: a tile of 128 by 128 has 64 operations for each
+# byte that it loads. Which is fastest is for the tuner to measure.
 OFFERED = (
     (128, 128, 64, 8, 3), (128, 64, 128, 8, 3), (64, 128, 128, 8, 3), (128, 128, 128, 8, 2), (64, 64, 64, 4, 3),
 )  # fmt: skip
@@ -40,7 +43,7 @@ class Tiles:
     summed: str
     axes: tuple[int, ...]
 
-    def blocks(self, config: dict[str, Any], site: Site) -> Grid | None:
+    def sizes(self, config: dict[str, Any], site: Site) -> Grid | None:
         """What a configuration names, where the traced call is one of these tiles."""
         names = dict.fromkeys((*(block for block, _ in self.lengths), self.summed))
         given = {name: site.args[name].value for name in names}
@@ -69,8 +72,8 @@ def find(site: Site) -> Tiles | None:
         tuple(n if n is None else rewriter.node(n) for n in (s.offset, s.mask, s.value)) for s in stores
     ]
     nodes = [n for parts in written for n in parts if n is not None]
-    shared = _rows(nodes)
-    rows = dict(shared)
+    shared = {(axis, size.attrs["name"]) for size, axis in shared_out(nodes_in(nodes))}
+    rows = dict(sorted(shared))
     summed = {n.attrs["name"] for n in nodes_in(nodes) if n.op == "constexpr" and _steps(n, nodes)}
     if len(shared) != 2 or len(rows) != 2 or len(summed) != 1 or not table and set(rows) - set(axes):
         return None
@@ -114,19 +117,6 @@ def _count(node: Node | None) -> Count:
     return block.attrs["name"], length.attrs["name"]
 
 
-def _rows(nodes: list[Node]) -> list[tuple[int, str]]:
-    """Axes of which programs share a range out, and the block that each takes of it."""
-    known = set(nodes_in(nodes))
-    sizes = {n.args[1] for n in known if n.op == "arange" and n.args[1].op == "constexpr"}
-    return sorted(
-        (pid.attrs["axis"], size.attrs["name"])
-        for n in known
-        if n.op == "mul"
-        for pid, size in (n.args, n.args[::-1])
-        if pid.op == "pid" and size in sizes
-    )
-
-
 def _steps(size: Node, nodes: list[Node]) -> bool:
     """Whether a loop goes on by blocks of this size."""
     loops = {n.attrs["loop"] for n in nodes_in(nodes) if n.op == "loopout"}
@@ -164,17 +154,11 @@ def offers(site: Site) -> list[dict[str, Any]]:
     for sizes in OFFERED:
         config = dict(zip(names, sizes, strict=True))
         agrees = all(config[name] == size for name, size in zip(names, sizes, strict=True))
-        if agrees and tiles.blocks(config, site):
+        if agrees and tiles.sizes(config, site):
             found.append(config)
     return found
 
 
-def chosen(sites: list[Site], config: dict[str, Any]) -> list[Grid]:
+def chosen(sites: list[Site], config: dict[str, Any]) -> list[Sizes]:
     """The tiles that a configuration gives the backward of launches."""
-    found = []
-    for site in sites:
-        if {name for name, arg in site.args.items() if arg.kind == "constexpr"} & set(config):
-            tiles = find(site)
-            made = None if tiles is None else tiles.blocks(config, site)
-            found += [] if made is None else [made]
-    return found
+    return own_blocks.chosen(sites, config, find)
