@@ -27,7 +27,7 @@ from .programs import row_by_row, tiles_of
 
 _SWIZZLED = 3  # axes that no grid has: rows and columns of tiles that lie along one
 
-# Rows, columns, what is summed over; warps, stages. For halves: a tile of 128 by 128 has 64 operations for each
+# Rows, columns, what is summed over; warps, stages. Of halves a tile of 128 by 128 has 64 operations for each
 # byte that it loads. Which is fastest is for the tuner to measure.
 OFFERED = (
     (128, 128, 64, 8, 3), (128, 64, 128, 8, 3), (64, 128, 128, 8, 3), (128, 128, 128, 8, 2), (64, 64, 64, 4, 3),
