@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,21 @@ def draft(file: Path, dims: dict[str, Any], **options: Any) -> dict[str, Any]:
         "dtype": "float32",
     }
     return operation.run({**request, "case": {"dims": dims, "seed": 1}, **options}, file.parent)
+
+
+def edits_of(source: str, file: Path, once: bool = True) -> Callable[..., Path]:
+    """For a fixture: writes the source with edits, (old, new) each, to the file; `once`: where old text stands
+    once, else everywhere."""
+
+    def make(*edits: tuple[str, str]) -> Path:
+        text = source
+        for old, new in edits:
+            assert text.count(old) == 1 if once else old in text, old
+            text = text.replace(old, new)
+        file.write_text(text)
+        return file
+
+    return make
 
 
 def pair_text(source: str, backward: str) -> str:

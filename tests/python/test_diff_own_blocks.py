@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from diff_support import ROOT, assert_right, draft
+from diff_support import ROOT, assert_right, draft, edits_of
 
 ATTENTION = ROOT / "examples/attention.py"
 TRACED = {"B": 1, "H": 2, "N": 65, "D": 16, "causal": True}
@@ -17,16 +17,7 @@ RAGGED = [
 
 @pytest.fixture
 def changed(tmp_path: Path):
-    def make(*edits: tuple[str, str]) -> Path:
-        text = ATTENTION.read_text()
-        for old, new in edits:
-            assert text.count(old) == 1, old
-            text = text.replace(old, new)
-        file = tmp_path / "attention.py"
-        file.write_text(text)
-        return file
-
-    return make
+    return edits_of(ATTENTION.read_text(), tmp_path / "attention.py")
 
 
 def offered(result: dict) -> list[dict]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from diff_support import ROOT, assert_right, draft, errors
+from diff_support import ROOT, assert_right, draft, edits_of, errors
 
 MATMUL = ROOT / "examples/matmul.py"
 TRACED = {"M": 70, "N": 45, "K": 50, "leaky": True}
@@ -32,16 +32,7 @@ ROWS_OF_A = "mask=(offs_m[:, None] < M) & (offs_k[None, :] < k_left)"
 
 @pytest.fixture
 def changed(tmp_path: Path):
-    def make(*edits: tuple[str, str]) -> Path:
-        text = MATMUL.read_text()
-        for old, new in edits:
-            assert old in text, old
-            text = text.replace(old, new)
-        file = tmp_path / "matmul.py"
-        file.write_text(text)
-        return file
-
-    return make
+    return edits_of(MATMUL.read_text(), tmp_path / "matmul.py", once=False)
 
 
 def offered(result: dict) -> list[dict]:

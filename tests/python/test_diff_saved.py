@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from diff_support import ROOT, assert_right, draft
+from diff_support import ROOT, assert_right, draft, edits_of
 
 ATTENTION = ROOT / "examples/attention.py"
 FORWARD = '''
@@ -61,16 +61,7 @@ SHAPES = [({"M": 5, "N": 37}, "normal"), ({"M": 2, "N": 9001}, "slice"), ({"M": 
 
 @pytest.fixture
 def changed(tmp_path: Path):
-    def make(*edits: tuple[str, str]) -> Path:
-        text = FORWARD
-        for old, new in edits:
-            assert text.count(old) == 1, old
-            text = text.replace(old, new)
-        file = tmp_path / "spread.py"
-        file.write_text(text)
-        return file
-
-    return make
+    return edits_of(FORWARD, tmp_path / "spread.py")
 
 
 def saved(backward: str) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from diff_support import assert_right, draft
+from diff_support import assert_right, draft, edits_of
 
 POOL = """import torch
 import triton
@@ -62,16 +62,7 @@ FIRST, TOTAL = "tl.full([BLOCK], -1, tl.int32)", "            winner = tl.where(
 
 @pytest.fixture
 def changed(tmp_path: Path):
-    def make(*edits: tuple[str, str]) -> Path:
-        text = POOL
-        for old, new in edits:
-            assert text.count(old) == 1, old
-            text = text.replace(old, new)
-        file = tmp_path / "pool.py"
-        file.write_text(text)
-        return file
-
-    return make
+    return edits_of(POOL, tmp_path / "pool.py")
 
 
 def is_said(result: dict) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from diff_support import assert_right, draft
+from diff_support import assert_right, draft, edits_of
 
 SOLVE = """import torch
 import triton
@@ -50,16 +50,7 @@ OTHERS = [(DIMS, "normal"), ({"n": 5, "R": 3}, "normal"), ({"n": 1, "R": 17}, "n
 
 @pytest.fixture
 def changed(tmp_path: Path):
-    def make(*edits: tuple[str, str]) -> Path:
-        text = SOLVE
-        for old, new in edits:
-            assert text.count(old) == 1, old
-            text = text.replace(old, new)
-        file = tmp_path / "solve.py"
-        file.write_text(text)
-        return file
-
-    return make
+    return edits_of(SOLVE, tmp_path / "solve.py")
 
 
 ONCE = {
