@@ -113,3 +113,28 @@ BROKEN = """        call()
         import json, os
         if json.load(open(os.path.join(os.environ["HOME"], "request.json"))).get("rival"):
             raise RuntimeError("out of launches")"""
+
+
+SETTLES = """\
+    def settle(self):
+        pass
+"""
+FULL = """\
+    def settle(self):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+"""
+
+
+def test_memory_that_runs_out_beside_stopped_children__is_waited_for_once(
+    agent: Agent, endpoint: Callable[..., Endpoint]
+) -> None:
+    clock = agent.folder / "share" / "sandbox" / "kernel_agent" / "operations" / "device_clock.py"
+    assert SETTLES in clock.read_text()
+    clock.write_text(clock.read_text().replace(SETTLES, FULL))
+    done, races = run(agent, endpoint, [fenced(BACKWARD), "Nothing is left to gain."])
+    assert done.code == 0 and done.result["verdict"] == "verified" and not races, done.err
+    assert done.err.count("once more, when others are through: the GPU's memory had run out") == 1, done.err
+    assert "not timed: it cannot be timed: the GPU ran out of memory" in done.err, done.err
+    journal = Path(done.result["run_dir"], "run.jsonl").read_text().splitlines()
+    (told,) = [event for event in map(json.loads, journal) if event["event"] == "not timed"]
+    assert "the GPU ran out of memory" in told["why"]
