@@ -34,7 +34,7 @@ def draft(file: Path, dims: dict[str, Any], **options: Any) -> dict[str, Any]:
 
 
 def edits_of(source: str, file: Path, once: bool = True) -> Callable[..., Path]:
-    """For a fixture: writes the source with edits, (old, new) each, to the file; `once`: old text stands there
+    """For a fixture: writes the source to the file with edits, each (old, new); `once`: old text stands there
     once, else it may stand more often."""
 
     def make(*edits: tuple[str, str]) -> Path:
