@@ -205,6 +205,20 @@ def test_compile__that_takes_without_end__is_missing_and_the_others_are_timed(wr
     assert all(found[name]["times"]["bwd"]["alone"] for name in ("ours", "eager"))
 
 
+def test_compile__that_took_too_long_once__is_not_asked_for_other_shapes(write, tmp_path, monkeypatch):
+    monkeypatch.setattr(benchmark, "COMPILE_SECONDS", 0.2)
+    request = {
+        "file": str(write(PAIR)),
+        "device": "cuda",
+        "cases": [*CASES, {**CASES[0], "id": 1}],
+        "seconds": 0,
+    }
+    first, second = map(by_name, benchmark.run(request, tmp_path, Endless())["cases"])
+    assert "took more than" in first["compile"]["missing"]
+    assert second["compile"]["missing"] == "it took more than 0.2 s for a shape before"
+    assert second["eager"]["times"]["bwd"]["alone"]
+
+
 def needs(path, scratch, **fields):
     request = {"file": str(path), "device": "cuda", "cases": CASES, "ceiling_dtype": "float32", **fields}
     return ceilings.run(request, scratch, FakeGpu())

@@ -106,7 +106,8 @@ def test_capture__records_one_call_and_gives_its_replay(clock, log):
 
 @pytest.mark.parametrize("name", ["_cuda_endAllocateToPool", "_cuda_endAllocateCurrentStreamToPool"])
 def test_capture__that_fails__raises_its_cause_and_is_over(clock, log, monkeypatch, name):
-    """As torch does it: leaving the broken capture raises too, and gives back neither stream nor memory."""
+    """As torch does it: leaving the broken capture raises too, and gives back neither stream nor memory nor
+    random numbers."""
 
     class Broken:
         def __init__(self, graph, pool):
@@ -125,14 +126,22 @@ def test_capture__that_fails__raises_its_cause_and_is_over(clock, log, monkeypat
         log.append(f"end {device} {pool}")
         raise RuntimeError("not recording to it")
 
+    class Generator:
+        def clone_state(self):
+            return "a copy of its state"
+
+        def graphsafe_set_state(self, state):
+            log.append(f"random numbers go on with {state}")
+
     monkeypatch.delattr(torch._C, "_cuda_endAllocateToPool", raising=False)
     monkeypatch.setattr(torch._C, name, end, raising=False)
     monkeypatch.setattr(torch.cuda, "graph", Broken)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "default_generators", (Generator(),))
     monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: log.append(f"back to {stream.name}"))
     with pytest.raises(RuntimeError, match="not permitted"):
         clock.capture(copies, "pool")
-    assert log == ["back to main", "end 0 pool"]
+    assert log == ["back to main", "end 0 pool", "random numbers go on with a copy of its state"]
 
 
 def test_warm__calls_beside_the_stream_in_use__and_joins_it_again(clock, log):

@@ -58,13 +58,15 @@ def run(request: dict[str, Any], scratch: Path, gpu: Gpu | None = None) -> dict[
     count = max(1, len(request["cases"]))
     share, most = request["seconds"] / count, min(ROUNDS_MOST, VALUES_MOST // _VALUES_A_ROUND // count)
     cases: list[dict[str, Any]] = []
+    compiles = True  # until that took too long
     for case in request["cases"]:
         try:
             passes = request.get("passes") or PASSES
             bench = Bench(fwd, gpu, case, passes, request.get("dtype"))
-            subjects = beside(entry, rival) if "rival" in request else subjects_of(fwd, entry, gpu)
+            subjects = beside(entry, rival) if "rival" in request else subjects_of(fwd, entry, gpu, compiles)
             least = request.get("rounds") or ROUNDS_LEAST
             made = {"ok": True, **bench.run(subjects, share, least, most)}
+            compiles = compiles and not any(subject.endless for subject in subjects)
         except (Exception, SystemExit) as exc:  # noqa: BLE001 (one case fails, the others go on)
             made = {"ok": False, "error": _error(exc, fwd).to_dict()}
         gpu.release()  # also the memory of graphs
@@ -87,6 +89,7 @@ class Subject:
     name: str
     function: Callable[..., Any] | None
     missing: str | None = None
+    endless: bool = False  # it took too long to compile
     graphs: Graphs | None = None
     no_graph: str | None = None
     times: Samples = field(default_factory=dict)
@@ -109,15 +112,16 @@ class Subject:
         }
 
 
-def subjects_of(fwd: Forward, entry: Callable[..., Any], gpu: Gpu) -> list[Subject]:
-    """In the order in which they take turns."""
+def subjects_of(fwd: Forward, entry: Callable[..., Any], gpu: Gpu, compiles: bool = True) -> list[Subject]:
+    """In the order in which they take turns; `compiles`: whether torch.compile is one of them."""
     reference = fwd.reference
     without = None if reference else "the file has no reference()"
+    slow = None if compiles else f"it took more than {COMPILE_SECONDS} s for a shape before"
     baseline, problem = _baseline(fwd)
     return [
         Subject("ours", entry),
         Subject("eager", reference, without),
-        Subject("compile", gpu.compile(reference) if reference else None, without),
+        Subject("compile", gpu.compile(reference) if reference and compiles else None, without or slow),
         Subject("baseline", baseline, problem),
     ]
 
@@ -278,6 +282,7 @@ class Bench:
             if subject.name == "ours":
                 raise
             subject.function, subject.missing = None, f"it raised {describe(exc)}"
+            subject.endless = isinstance(exc, TimeoutError)
             return
         try:
             subject.graphs = Graphs(self.gpu, call)

@@ -112,6 +112,7 @@ class Gpu:
         except Exception as exc:  # noqa: BLE001 (its cause is raised)
             torch.cuda.set_stream(before)
             _end_capture(pool)
+            _free_generator()
             raise _first(exc) from None
         return graph.replay
 
@@ -140,6 +141,13 @@ class Gpu:
         gc.collect()
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
+
+
+def _free_generator() -> None:
+    """The device's random numbers too are taken to be of a capture that failed: nothing could be drawn any
+    more. A copy of their state is of none."""
+    generator = torch.cuda.default_generators[torch.cuda.current_device()]
+    generator.graphsafe_set_state(generator.clone_state())
 
 
 def _first(exc: BaseException) -> BaseException:
