@@ -390,6 +390,14 @@ static json_t *unless_tried(const json_t *tried, json_t *variant)
     return variant;
 }
 
+/* A configuration on offer, and what the best one has beside it (new reference). */
+static json_t *beside(const json_t *best, const json_t *offered)
+{
+    json_t *config = json_is_object(best) ? json_copy((json_t *)best) : json_object();
+    json_object_update(config, (json_t *)offered);
+    return config;
+}
+
 json_t *ka_plan_variant(const json_t *report, const json_t *tried, const json_t *best)
 {
     if (json_array_size(tried) >= KA_PLAN_MAX_VARIANTS)
@@ -403,7 +411,8 @@ json_t *ka_plan_variant(const json_t *report, const json_t *tried, const json_t 
     json_t *schedule = json_object_get(best, "schedule");
     KA_EACH(json_object_get(report, "configs"), i, item) {
         if (json_is_object(item) && json_is_string(schedule) &&
-            (variant = unless_tried(tried, json_pack("{s:O, s:O}", "schedule", schedule, "config", item))))
+            (variant = unless_tried(tried, json_pack("{s:O, s:o}", "schedule", schedule, "config",
+                                                     beside(json_object_get(best, "config"), item)))))
             return variant;
     }
     return NULL;

@@ -56,7 +56,7 @@ json_t *ka_plan_facts(const json_t *shapes, const char *entry, uint64_t secret);
 /* The tuner's next variant {"schedule", "config"} of a draft (new reference), NULL when nothing is left to
  * try. `report`: that of operation `differentiate`; `tried`: the variants so far; `best`: the variant of the
  * best candidate. First every other schedule as it is drafted; then each configuration on offer, with the
- * best schedule found. */
+ * best schedule found and what the best configuration says beside it. */
 json_t *ka_plan_variant(const json_t *report, const json_t *tried, const json_t *best);
 
 /* Is a shape of this class? */

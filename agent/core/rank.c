@@ -79,14 +79,27 @@ static bool adds(const json_t *facts)
     return false;
 }
 
-/* The most that a thread of any kernel spills, in bytes; INFINITY where one did not compile. */
+/* The least that a thread of a kernel spills, in bytes, of the sizes that it was compiled for: ragged rows
+ * take registers that others do not. INFINITY where it did not compile for one. */
+static double least_spilled(const json_t *kernels, const json_t *name)
+{
+    double least = INFINITY;
+    KA_EACH(kernels, i, kernel) {
+        if (!json_equal(json_object_get(kernel, "name"), name))
+            continue;
+        if (json_is_false(json_object_get(kernel, "ok")))
+            return INFINITY;
+        least = fmin(least, number(kernel, "spills"));
+    }
+    return least;
+}
+
+/* The same of the kernel that spills most. */
 static double most_spilled(const json_t *kernels)
 {
     double most = 0;
-    KA_EACH(kernels, i, kernel) {
-        bool failed = json_is_false(json_object_get(kernel, "ok"));
-        most = fmax(most, failed ? INFINITY : number(kernel, "spills"));
-    }
+    KA_EACH(kernels, i, kernel)
+        most = fmax(most, least_spilled(kernels, json_object_get(kernel, "name")));
     return most;
 }
 

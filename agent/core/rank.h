@@ -24,8 +24,8 @@ double ka_rank_cost(const json_t *facts);
  * atomics. The tuner takes no modelled gain for that. */
 bool ka_rank_gives_up(const json_t *facts, const json_t *other);
 
-/* Whether a kernel of a candidate did not compile, or spills more than 512 bytes of each thread, and twice
- * what any of the other one's does: there no time need be taken. */
+/* Whether a kernel of a candidate did not compile for some size, or spills for each more than 512 bytes of a
+ * thread, and twice what any of the other one's does: there no time need be taken. */
 bool ka_rank_is_hopeless(const json_t *facts, const json_t *other);
 
 /* Whether a candidate has fewer than 32 programs in its widest launch on the user's own sizes, and fewer

@@ -399,7 +399,7 @@ static bool gives_up(const char *mine, const char *theirs)
 static bool ends(int mine, int adds, int theirs, int their_adds)
 {
     static const char facts_of[] = "{\"cases\": [{\"backward\": {\"atomics\": %d}}], \"widest\": %d}";
-    char text[2][128];
+    char text[2][256];
     snprintf(text[0], sizeof(text[0]), facts_of, adds, mine);
     snprintf(text[1], sizeof(text[1]), facts_of, their_adds, theirs);
     json_t *facts = json(text[0]), *other = json(text[1]);
@@ -437,10 +437,12 @@ static void rank__what_has_no_price__is_given_up_by_atomics_and_fewer_programs(v
 
 static bool hopeless(const char *mine, int theirs)
 {
-    char text[2][128];
-    snprintf(text[0], sizeof(text[0]), "{\"cases\": [], \"kernels\": [{\"ok\": true, \"spills\": 0}, {%s}]}",
+    char text[2][256];
+    snprintf(text[0], sizeof(text[0]),
+             "{\"cases\": [], \"kernels\": [{\"name\": \"bwd\", \"spills\": 0}, {\"name\": \"bwd_w\", %s}]}",
              mine);
-    snprintf(text[1], sizeof(text[1]), "{\"cases\": [{\"kernels\": [{\"spills\": %d}]}]}", theirs);
+    snprintf(text[1], sizeof(text[1]), "{\"cases\": [{\"kernels\": [{\"name\": \"bwd\", \"spills\": %d}]}]}",
+             theirs);
     json_t *facts = json(text[0]), *other = json(text[1]);
     bool found = ka_rank_is_hopeless(facts, other);
     json_decref(other);
@@ -456,6 +458,10 @@ static void rank__what_spills_far_more__need_not_be_timed(void **state)
     assert_false(hopeless("\"ok\": true, \"spills\": 900", 450)); /* the other one does too */
     assert_true(hopeless("\"ok\": true, \"spills\": 901", 450));
     assert_true(hopeless("\"ok\": false, \"spills\": null", 9000));
+    /* for ragged sizes, not for others */
+    assert_false(hopeless("\"spills\": 901}, {\"name\": \"bwd_w\", \"spills\": 0", 0));
+    assert_true(hopeless("\"spills\": 901}, {\"name\": \"bwd_w\", \"spills\": 600", 0));
+    assert_true(hopeless("\"spills\": 0}, {\"name\": \"bwd_w\", \"ok\": false", 0));
     assert_false(ka_rank_is_hopeless(NULL, NULL));
 }
 
@@ -523,6 +529,8 @@ static void plan__variants_of_the_tuner__are_schedules_and_then_configurations_o
         "[{\"schedule\": \"owner\", \"config\": null}, {\"schedule\": \"atomic\", \"config\": null}]";
     assert_variant(both, draft, "{\"schedule\": \"partials\", \"config\": {\"num_warps\": 2}}");
     assert_variant(both, owner, "{\"schedule\": \"owner\", \"config\": {\"num_warps\": 2}}");
+    assert_variant(both, "{\"schedule\": \"owner\", \"config\": {\"splits\": 128, \"num_warps\": 4}}",
+                   "{\"schedule\": \"owner\", \"config\": {\"splits\": 128, \"num_warps\": 2}}");
     assert_variant(
         "[{\"schedule\": \"owner\", \"config\": null}, {\"schedule\": \"atomic\", \"config\": null}, "
         "{\"schedule\": \"owner\", \"config\": {\"num_warps\": 2}}, "
