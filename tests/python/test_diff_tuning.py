@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 from diff_support import ROOT, assert_right, draft
+from kernel_agent.differentiate.schedule import owner
 
 RECURRENCE = ROOT / "examples/linear_recurrence.py"
 DIMS = {"B": 2, "T": 4, "D": 130, "gate": True, "h0": True}
@@ -20,7 +21,7 @@ def test_menu__offers_warps_and_the_forwards_own_list() -> None:
 def test_menu__offers_no_block_size_that_something_may_hang_on() -> None:
     configs = draft(ROOT / "examples/softmax.py", {"M": 3, "N": 37})["report"]["configs"]
     assert configs
-    assert {key for config in configs for key in config} <= {"num_warps", "num_stages", "splits"}
+    assert {key for config in configs for key in config} <= {"num_warps", "num_stages", "splits", "outputs"}
 
 
 def test_menu__offers_stages_only_where_products_can_be_pipelined() -> None:
@@ -59,3 +60,16 @@ def test_splits__few_tiles_with_a_long_sum_of_products_are_shared(splits: int) -
     assert "d_w_ptr = summed(" in shared["backward"] and "d_x_ptr = summed(" not in shared["backward"]
     for result in (plain, shared):
         assert_right(file, result, [(shape, "normal") for shape in (dims, {**dims, "H": 3, "W": 3, "B": 1})])
+
+
+@pytest.mark.parametrize(("long", "shared"), [(2, True), (99, False)])
+def test_splits__a_sum_over_very_many_programs_is_shared_at_once(
+    long: int, shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owner, "LONG", long)
+    file = ROOT / "tests/python/kernels/implicit_gemm_conv.py"
+    dims = {"B": 2, "C": 3, "O": 5, "H": 9, "W": 8}
+    result = draft(file, dims)
+    assert ("splits = min(grid[0], 128)" in result["backward"]) == shared
+    assert ({"splits": 128} in result["report"]["configs"]) != shared
+    assert_right(file, result, [(dims, "normal")])

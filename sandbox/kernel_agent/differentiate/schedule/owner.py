@@ -39,6 +39,7 @@ from .programs import program_variables
 from .windows import Turned, turn, windowed
 
 PROGRAMS = 128  # about one on each multiprocessor
+LONG = 256  # steps of a walk over programs that few owners make each
 
 
 @dataclass
@@ -355,7 +356,7 @@ class Owner:
         # A window has as many tiles as what it gathers from, and its copies would be as large.
         small = turned is None or (not turned.window and idle)
         few = small and first.dots and shared is not None and idle
-        split = (small and not first.dots) or (self.products and few)
+        split = (small and not first.dots) or (few and (self.products or self._long(shared)))
         why = None
         if split and all(v in first.parts[0].own for v in virtual):
             why = "its address determines every program id: there is no axis to sum over"
@@ -442,6 +443,11 @@ class Owner:
         """Whether the traced call would have too few owners for a device."""
         known = [self.g.concrete(count, self.g.launched(self.grid)) for count in counts]
         return all(isinstance(n, int) for n in known) and math.prod(known) < PROGRAMS
+
+    def _long(self, shared: Node | None) -> bool:
+        """Whether the traced call sums over more programs than one owner should walk alone."""
+        steps = None if shared is None else self.g.concrete(shared.attrs["count"], self.g.launched(self.grid))
+        return isinstance(steps, int) and steps >= LONG
 
     def _place(self, own: dict[Any, Node], axis: Axis, at: Node) -> None:
         """What a grid axis stands for; where variables share one, they are its digits."""
