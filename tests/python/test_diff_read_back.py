@@ -85,3 +85,48 @@ def test_masked_lane_of_a_state__does_not_reach_the_others(write: Callable[[str]
     assert "read back" in result["backward"]
     shapes = [{"M": m, "N": 3, "K": k} for m, k in ((5, 20), (16, 4), (1, 1))]
     assert_right(file, result, [(dims, "normal") for dims in shapes])
+
+
+SOFTMAX = """
+@triton.jit
+def softmax_kernel(x_ptr, y_ptr, total_ptr, N, BLOCK: tl.constexpr):
+    row, cols = tl.program_id(0), tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + row * N + cols, mask=cols < N, other=-float("inf"))
+    e = tl.exp(x - tl.max(x, axis=0))
+    y = e / tl.sum(e, axis=0)
+    tl.store(y_ptr + row * N + cols, y, mask=cols < N)
+
+
+@autodiff(inputs_require_grad=(0,))
+def softmax(x):
+    y, total = torch.empty_like(x), torch.empty_like(x[:, 0])
+    softmax_kernel[(x.shape[0],)](x, y, total, x.shape[1], BLOCK=32)
+    return y
+
+
+def make_args(dims, device="cuda", dtype=torch.float32):
+    return (torch.randn(dims["M"], dims["N"], device=device, dtype=dtype),)
+"""
+ROWS = [{"M": 5, "N": 9}, {"M": 1, "N": 32}, {"M": 3, "N": 1}]
+
+
+def test_row_that_took_a_sum__may_be_read_back__where_nothing_else_is_made_of_it(
+    write: Callable[[str], Path],
+) -> None:
+    file = write(HEAD + SOFTMAX)
+    plain, asked = (draft(file, ROWS[0], config=config) for config in (None, {"outputs": 1}))
+    assert {"outputs": 1} in plain["report"]["configs"] and "read back" not in plain["backward"]
+    kernel = asked["backward"].partition("# upstream")[2].partition("def laid_out")[0]
+    kernel = "".join(line.partition("#")[0] for line in kernel.splitlines())
+    assert kernel.count("tl.load(") == 2 and kernel.count("tl.sum(") == 1 and "tl.exp(" not in kernel
+    for result in (plain, asked):
+        assert_right(file, result, [(dims, "normal") for dims in ROWS])
+
+
+def test_row_that_is_summed_again__is_not_read_back(write: Callable[[str], Path]) -> None:
+    again = "    tl.store(total_ptr + row, tl.sum(y * y, axis=0))\n\n\n@autodiff"
+    text = SOFTMAX.replace("\n\n@autodiff", again, 1).replace("return y", "return y, total")
+    file = write(HEAD + text)
+    result = draft(file, ROWS[0], config={"outputs": 1})
+    assert {"outputs": 1} not in result["report"]["configs"] and "read back" not in result["backward"]
+    assert_right(file, result, [(dims, "normal") for dims in ROWS])

@@ -268,3 +268,75 @@ def test_quotient_that_is_compared__is_what_the_forward_had(tmp_path: Path) -> N
     result = draft(file, {"M": 9, "N": 100})
     assert "    y = e / e_sum\n" in result["backward"]
     assert_right(file, result, [({"M": 5, "N": 33}, "normal"), ({"M": 2, "N": 1}, "normal")])
+
+
+DROPOUT = """
+import torch
+import triton
+import triton.language as tl
+from kernel_agent import autodiff
+
+SWEEP = [{"N": 100}]
+
+
+@triton.jit
+def keeps(seed, offs, p):
+    return tl.rand(seed, offs) >= p
+
+
+@triton.jit
+def dropout_kernel(x_ptr, p_ptr, y_ptr, n, seed, BLOCK: tl.constexpr):
+    offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + offs, mask=offs < n, other=0.0)
+    p = tl.load(p_ptr)
+    tl.store(y_ptr + offs, tl.where(keeps(seed, offs, 0.25), x * x, 0.0), mask=offs < n)
+
+
+@autodiff(inputs_require_grad=(0,))
+def dropout(x, p):
+    y = torch.empty_like(x)
+    dropout_kernel[(triton.cdiv(x.numel(), 32),)](x, p, y, x.numel(), 7, BLOCK=32)
+    return y
+
+
+def make_args(dims, device="cuda", dtype=torch.float32):
+    return torch.randn(dims["N"], device=device, dtype=dtype), torch.full((1,), 0.25, device=device)
+"""
+KEPT = "keeps(seed, offs, 0.25)"
+LENGTHS = [({"N": 100}, "normal"), ({"N": 32}, "normal"), ({"N": 1}, "normal")]
+
+
+@pytest.mark.parametrize("named", [False, True], ids=["in a statement", "in a variable"])
+def test_random_choice__may_be_saved_by_the_forward(named: bool, tmp_path: Path) -> None:
+    changed = edits_of(DROPOUT, tmp_path / "dropout.py")
+    kept = [(KEPT, "kept"), ("    p = tl.load(p_ptr)\n", f"    p = tl.load(p_ptr)\n    kept = {KEPT}\n")]
+    file = changed(*kept) if named else changed()
+    plain, asked = (draft(file, {"N": 100}, config=config) for config in (None, {"saved": 1}))
+    assert {"saved": 1} in plain["report"]["configs"] and saved(plain["backward"]) == []
+    assert saved(asked["backward"]) == ["kept" if named else "keeps"]
+    assert "dtype=torch.bool" in asked["backward"]
+    head, _, body = asked["backward"].partition("def dropout_kernel_saving")[0].partition("# assumptions")
+    assert "seed" not in head + body.partition("# indices")[2]
+    for result in (plain, asked):
+        assert_right(file, result, LENGTHS)
+
+
+@pytest.mark.parametrize(
+    "edits",
+    [
+        [(KEPT, "keeps(seed, offs, p)")],
+        [(KEPT, "keeps(seed, offs, tl.load(p_ptr))")],
+        [
+            ("    tl.store(", "    for turn in tl.static_range(2):\n        tl.store("),
+            (KEPT, "keeps(seed + turn, offs, 0.25)"),
+            ("tl.store(y_ptr + offs", "tl.store(y_ptr + turn * n + offs"),
+            ("y = torch.empty_like(x)", "y = torch.empty_like(torch.cat([x, x]))"),
+        ],
+    ],
+    ids=["by what was loaded", "by what is loaded", "names of another turn"],
+)
+def test_random_choice__that_the_end_of_the_kernel_may_not_repeat__is_drawn_again(edits, tmp_path) -> None:
+    file = edits_of(DROPOUT, tmp_path / "dropout.py")(*edits)
+    result = draft(file, {"N": 100}, config={"saved": 1})
+    assert saved(result["backward"]) == []
+    assert_right(file, result, LENGTHS)

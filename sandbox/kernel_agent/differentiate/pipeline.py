@@ -78,6 +78,16 @@ SCHEDULES = ("owner", "partials", "atomic")
 BROKEN = (AssertionError, NotOwned, RecursionError)
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What a schedule and a configuration ask of the passes."""
+
+    schedule: str
+    splits: int = 0  # programs that share a sum of products; 0: it is shared where it is long
+    outputs: bool = False  # read back what took a sum, where an output holds it
+    saved: bool = False  # the forward saves numbers that took a sum, and what random numbers decide
+
+
 @dataclass
 class Draft:
     """The backward section and how it came about."""
@@ -93,7 +103,7 @@ class Draft:
     only: bool = False  # whether no other schedule would change anything
     configs: list[dict[str, Any]] = field(default_factory=list)  # for the tuner
     programs: int = PROGRAMS  # that share the walk over a summed axis
-    splits: int = 0  # programs that share a sum of products; 0: it is not shared
+    asked: Asked = field(default_factory=lambda: Asked("partials"))
     longest: dict[int, int] = field(default_factory=dict)  # sizes of the traced call: the greatest in SWEEP
 
 
@@ -159,7 +169,8 @@ def _attempt(
     stub = next(n for n in fwd.tree.body if isinstance(n, ast.FunctionDef) and n.name == fwd.stub_name)
     draft = Draft("", f"{fwd.stub_name}_autograd", schedule=schedule or "partials", longest=longest)
     draft.programs = int(config.get("programs", PROGRAMS))
-    draft.splits = int(config.get("splits", 0))
+    kept = {name: bool(config.get(name)) for name in ("outputs", "saved")}
+    draft.asked = Asked(draft.schedule, int(config.get("splits", 0)), **kept)
     if not sites:
         message = "no launch writes anything that depends on an input"
         raise Refusal("stub", message, line=stub.lineno, file=fwd.path)
@@ -292,20 +303,18 @@ def _with_callers(fwd: Forward, hosts: dict[str, ast.FunctionDef]) -> dict[str, 
 
 def _launch(fwd: Forward, site: trace.Site, kernels: dict[str, str], draft: Draft) -> str:
     """The Function of one launch; the kernels it needs are added to `kernels`."""
-    schedule = "atomic" if site.tables else draft.schedule
+    asked = replace(draft.asked, schedule="atomic") if site.tables else draft.asked
     report: list[LineReport] = []
     meeting = _checked(site, report)
     name = f"{site.kernel_name}_bwd"
     if site.class_name[-1].isdigit() and name in kernels:
         name += site.class_name[-1]
-    rows = whole_rows.find(site, draft.longest) if schedule != "atomic" else None
-    whole = _scheduled(site, name, schedule, draft.splits, report)
+    rows = whole_rows.find(site, draft.longest) if asked.schedule != "atomic" else None
+    whole = _scheduled(site, name, asked, report)
     text = FunctionText(site, site.kernel.inplace)
-    best, _ = _best(whole, lambda side, end: _scheduled(side, name + end, schedule, draft.splits, report), {})
+    best, _ = _best(whole, lambda side, end: _scheduled(side, name + end, asked, report), {})
     if rows is not None and isinstance(best, Scheduled):
-        best = _of_rows(
-            best, rows, lambda side, end: _scheduled(side, name + end, schedule, draft.splits, report)
-        )
+        best = _of_rows(best, rows, lambda side, end: _scheduled(side, name + end, asked, report))
     for plan in _leaves(best) if meeting is not None else ():
         if meeting is not None and plan.site is site:
             raise meeting
@@ -376,6 +385,8 @@ def _part(fwd: Forward, plan: Scheduled, text: FunctionText, kernels: dict[str, 
     asked = [one for w in found for one in w.asked] + [one for k in owner.kernels for one in k.asked]
     asked += overwrite.single(site.kernel, trace.program_axes(site), site.launch.grid)
     checks = [*(text.check(*layout) for layout in layouts), *text.asked(list(dict.fromkeys(asked)))]
+    for offer in () if plan.fused is not None and plan.saved else plan.offers:
+        tuning.offer(draft.configs, offer)
     part = Part(accumulated, list(dict.fromkeys(checks)), rows=plan.rows)
     text.saving |= {kept.buffer: kept for kept in plan.saved}
     text.saved |= dict.fromkeys(text.saving)
@@ -400,8 +411,8 @@ def _part(fwd: Forward, plan: Scheduled, text: FunctionText, kernels: dict[str, 
         notes = []
     for made in owner.kernels:
         emitted = emit(made.name, made.effects, [*notes, *made.notes])
-        part.steps.append(owner_step(text, part, emitted, made, owner, draft.splits or SPLITS))
-        if made.few and not draft.splits:
+        part.steps.append(owner_step(text, part, emitted, made, owner, draft.asked.splits or SPLITS))
+        if made.few and not made.split:
             tuning.offer(draft.configs, {"splits": SPLITS})
         notes = []
     if plan.after:
@@ -434,6 +445,7 @@ class Scheduled:
     totals: Totals
     rows: Rows | None = None  # the block is a whole row
     saved: list[Saved] = field(default_factory=list)  # by the forward
+    offers: list[dict[str, Any]] = field(default_factory=list)  # configurations that ask for something else
 
     @property
     def writes(self) -> list[GradWrite]:
@@ -441,15 +453,8 @@ class Scheduled:
         return writes(self.reverse.effects) + writes(self.after)
 
 
-def _scheduled(
-    site: trace.Site,
-    name: str,
-    schedule: str,
-    splits: int,
-    known: list[LineReport],
-    reduced: bool = False,
-) -> Scheduled:
-    """The passes from the forward graph to effects with a schedule; `reduced`: see saved.use()."""
+def _scheduled(site: trace.Site, name: str, asked: Asked, known: list[LineReport]) -> Scheduled:
+    """The passes from the forward graph to effects with a schedule."""
     totals = Totals(naive=forward_values.naive(site))
     report = list(known)
     running_maxima.detach(site.kernel, report)
@@ -459,20 +464,23 @@ def _scheduled(
     swapped_lanes.run(reverse)
     gradient_writes.merge(reverse)
     wrapped_indices.unwrap(reverse)
-    forward_values.use_stored(reverse)
+    offers = [{"outputs": 1}] * forward_values.holds_sums(reverse)
+    forward_values.use_stored(reverse, asked.outputs)
     row_factors.move(reverse)
-    kept = saved.use(reverse, site, reduced)
+    if not offers and saved.offers(reverse, site):
+        offers.append({"saved": 1})
+    kept = saved.use(reverse, site, asked.saved)
     divisors.invert(reverse)
     totals.atomics = len(writes(reverse.effects))
-    if schedule != "atomic":
+    if asked.schedule != "atomic":
         folded.run(reverse)
     axes = trace.program_axes(site)
     gradient_writes.prove(reverse, axes, site.launch.grid)
     gradient_writes.mark(reverse)
-    owner = Owner(reverse, axes, name, site.launch.grid, splits > 0)
-    fused = partials.fuse(reverse, axes) if schedule == "partials" else None
+    owner = Owner(reverse, axes, name, site.launch.grid, asked.splits > 0)
+    fused = partials.fuse(reverse, axes) if asked.schedule == "partials" else None
     after: list = []
-    if schedule != "atomic" and not isinstance(fused, Partials):
+    if asked.schedule != "atomic" and not isinstance(fused, Partials):
         owner.run()
         after = second_launch.split(reverse, axes, owner.refused, site.launch.grid)
         own_adds.run(reverse, axes, site.launch.grid)
@@ -488,11 +496,12 @@ def _scheduled(
         after,
         totals,
         saved=kept,
+        offers=offers,
     )
     totals.kept = sum(w.kind == "atomic_add" for w in plan.writes)
     totals.tape = sum(forward_values.size(b, site) for b in taped.buffers)
-    if plan.fused is not None and not kept and not reduced:
-        other = _scheduled(site, name, schedule, splits, known, reduced=True)
+    if plan.fused is not None and not kept and not asked.saved:
+        other = _scheduled(site, name, replace(asked, saved=True), known)
         if other.saved and other.fused is not None:
             return other
     return plan

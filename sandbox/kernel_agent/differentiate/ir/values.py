@@ -97,6 +97,7 @@ class Kernel:
     equal: dict[Node, Node] = field(default_factory=dict)  # values that another loop ends with too
     line: int | None = None
     variables: dict[str, Node] = field(default_factory=dict)  # where the kernel ends
+    calls: dict[Node, str] = field(default_factory=dict)  # with their text, which would give the same there
     either: set[str] = field(default_factory=set)  # numbers that may be tensors of integers in other calls
     # stores, and what is read of their buffers elsewhere: offset, mask and place
     apart: list[tuple[Store, Node, Node | None, Region]] = field(default_factory=list)

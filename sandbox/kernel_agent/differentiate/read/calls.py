@@ -22,6 +22,13 @@ class Calls(Expressions):
     """Interprets calls."""
 
     def _call(self, node: ast.Call) -> Any:
+        before = len(self.effects)
+        value = self._called(node)
+        if isinstance(value, Node) and not self.depth and len(self.effects) == before:
+            self.called.append((node, value))
+        return value
+
+    def _called(self, node: ast.Call) -> Any:
         if any(isinstance(a, ast.Starred) for a in node.args) or any(k.arg is None for k in node.keywords):
             raise Refusal("starred call", "starred arguments are not supported in a kernel").at(node)
         owner = self.expr(node.func.value) if isinstance(node.func, ast.Attribute) else None

@@ -47,6 +47,7 @@ class Values:
         self.effects: list = []
         self.env: dict[str, Any] = {}
         self.endings: list[dict[str, Any]] = []  # what names stand for after the last statement
+        self.called: list[tuple[ast.Call, Node]] = []  # of the kernel's own text, not that of helpers
         self.stored: list[Store] = []
         self.added: set[str] = set()  # buffers that are added to atomically
         self.loaded: list[Access] = []

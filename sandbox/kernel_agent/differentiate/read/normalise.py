@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 from typing import Any
 
-from ..ir.nodes import Node
+from ..ir.nodes import Node, nodes_in, operands, reachable
 from ..ir.refusal import Refusal
 from ..ir.values import Kernel, Ptr, Returned, offset_name, returns
 from . import syntax_check
@@ -35,8 +35,35 @@ class Builder(Loops, Aliases):
         ending = self.endings[0] if len(self.endings) == 1 else {}
         variables = {name: value for name, value in ending.items() if isinstance(value, Node)}
         return Kernel(
-            *made, line=self.source.lineno, variables=variables, apart=self.apart, either=self.either
+            *made,
+            line=self.source.lineno,
+            variables=variables,
+            calls=self._repeatable(dict(ending)),
+            apart=self.apart,
+            either=self.either,
         )
+
+    def _repeatable(self, ending: dict[str, Any]) -> dict[Node, str]:
+        """Sums and random numbers that calls in the kernel's own text give, with that text, where the same
+        call gives the same where the kernel ends: for the names that there are then, and without memory."""
+        found: dict[Node, str] = {}
+        self.env = ending
+        for call, value in list(self.called):
+            ops = {n.op for n in nodes_in([value])}
+            if ops & {"reduce", "random"} and value.home is self.g.top and self._again(call, value):
+                found.setdefault(value, ast.unparse(call))
+        return found
+
+    def _again(self, call: ast.Call, value: Node) -> bool:
+        names = {n.id for n in ast.walk(call) if isinstance(n, ast.Name)}
+        known = {n for name in names if isinstance(n := self.env.get(name), Node)}
+        within = reachable([value], lambda n: [] if n in known else operands(n))
+        if any(isinstance(n, Node) and n.op == "load" for n in within):
+            return False
+        try:
+            return self.expr(call) is value
+        except Refusal:  # a name that a branch gave
+            return False
 
     def block(self, statements: list[ast.stmt]) -> Returned | None:
         for index, statement in enumerate(statements):

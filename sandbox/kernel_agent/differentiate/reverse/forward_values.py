@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from ...errors import readable
@@ -62,21 +62,12 @@ class Buffer:
     slots: str = STEPS  # how many a program has: one a step, one a checkpoint, or one a step of a segment
 
 
-def use_stored(reverse: Reverse) -> None:
-    """Replace forward values that need a loop by loads of the outputs that hold them."""
+def use_stored(reverse: Reverse, summed: bool = False) -> None:
+    """Replace forward values that need a loop by loads of the outputs that hold them; `summed`: also those
+    that need a sum over a block."""
     kernel, g = reverse.kernel, reverse.kernel.graph
-    uses = Counter(n for item in reachable(kernel.effects) for n in operands(item) if isinstance(n, Node))
     loads: dict[Node, Node] = {}
-    for store in [e for e in walk(kernel.effects) if isinstance(e, Store)]:
-        value = beneath(store.value, "cast")
-        if not (
-            _readable(kernel, store) and store.base.op == "param" and value.is_float and takes_loop(value)
-        ):
-            continue
-        if value.op in ("load", "const", "full", "phi", "loopout") or _used_elsewhere(store.value, uses):
-            continue
-        if value.home is not store.value.home or store.region is not value.home:
-            continue
+    for value, store in _stored(kernel, summed):
         args = [store.base, store.offset]
         if store.mask is not None:  # no derivative of a root, a quotient or a logarithm is infinite at 1
             args += [store.mask, g.number(1)]
@@ -87,11 +78,45 @@ def use_stored(reverse: Reverse) -> None:
         g.reverse, g.here = True, g.top
     before = set(reachable(reverse.effects))
     table = kernel.equal | loads
-    reverse.effects = Rewriter(g, table.get).effects(reverse.effects)
+    quotients = {v.args: load for v, load in loads.items() if v.op == "div" and v.home is g.top}
+
+    def held(node: Node) -> Node | None:
+        for part, over in (node.args, node.args[::-1]) if node.op == "mul" else ():
+            if part.op == "div" and (over, part.args[1]) in quotients:  # x / total * e, of a stored e / total
+                return g.mul(rewriter.node(part.args[0]), quotients[over, part.args[1]])
+        return table.get(node)
+
+    rewriter = Rewriter(g, held)
+    reverse.effects = rewriter.effects(reverse.effects)
     for value, load in loads.items():
         if value in before:
             name = beneath(load, "cast").args[0].attrs["name"]
             reverse.say(value.line, "stored", "one store", f"read back from `{name}` instead of recomputed")
+
+
+def holds_sums(reverse: Reverse) -> bool:
+    """Whether an output holds a block that the backward would have to sum over to make it again."""
+    used = set(reachable(reverse.effects))
+    return any(value in used and not takes_loop(value) for value, _ in _stored(reverse.kernel, True))
+
+
+def _stored(kernel: Kernel, summed: bool) -> Iterator[tuple[Node, Store]]:
+    """What outputs hold after the launch, and nothing but their store uses."""
+    uses = Counter(n for item in reachable(kernel.effects) for n in operands(item) if isinstance(n, Node))
+    for store in [e for e in walk(kernel.effects) if isinstance(e, Store)]:
+        value = beneath(store.value, "cast")
+        if not _readable(kernel, store) or store.base.op != "param" or not value.is_float:
+            continue
+        if not takes_loop(value) and not (summed and value.shape and _is_summed(value)):
+            continue
+        if value.op in ("load", "const", "full", "phi", "loopout") or _used_elsewhere(store.value, uses):
+            continue
+        if value.home is store.value.home and store.region is value.home:
+            yield value, store
+
+
+def _is_summed(value: Node) -> bool:
+    return any(n.op == "reduce" and n.is_float for n in nodes_in([value]))
 
 
 def _used_elsewhere(value: Node, uses: Counter[Node]) -> bool:

@@ -4,8 +4,10 @@ more.
 The maximum and the sum of a softmax, mean and deviation of a long row: few numbers a program, which the
 forward has in variables where its kernel ends. The copy is the user's text with one store more for each.
 
-Where a program of the backward walks rows, a number that took a sum over a row (`reduced`) is as dear: the
-sums of one row wait for each other, and the next row for them.
+Where a program of the backward walks rows, a number that took a sum over a row (`dear`) is as dear: the
+sums of one row wait for each other, and the next row for them. So may be what random numbers decide: to draw
+one takes more time than to load a byte. Of these also what a call gives that the copy can make once more, as
+`tl.sum(e, axis=0)` within a statement: there the compiler has it already.
 
 A copy with an autotuner chooses blocks of its own, and the backward has those of one configuration. So what
 is saved lies by rows, not by programs, and is something of a row whatever the blocks (`prove/blocks.py`); and
@@ -15,6 +17,7 @@ the copy has as many rows as the backward: its blocks are multiples of the backw
 from __future__ import annotations
 
 import ast
+import re
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -31,9 +34,9 @@ from .programs import program_variables
 
 @dataclass
 class Saved:
-    """A variable of the forward kernel, kept for the backward: `numel` elements a program."""
+    """A variable of the forward kernel, or a call, kept for the backward: `numel` elements a program."""
 
-    variable: str
+    text: str
     buffer: str
     dtype: str
     shape: tuple[Node, ...]  # of at most one axis
@@ -51,25 +54,36 @@ class Copied:
     left: str = ""  # a condition on a configuration `c`
 
 
-def use(reverse: Reverse, site: Site, reduced: bool = False) -> list[Saved]:
+def offers(reverse: Reverse, site: Site) -> bool:
+    """Whether a copy of the forward could save what is dear, beside what took a loop."""
+    copied = copies(site)
+    return copied is not None and any(not takes_loop(node) for node in _cut(reverse, site, copied, True))
+
+
+def use(reverse: Reverse, site: Site, dear: bool = False) -> list[Saved]:
     """Replace what took a loop of the forward by loads of what its copy saves; nothing where some of it is in
-    no variable, as the loop would run for the rest. `reduced`: also numbers that took a sum."""
+    no variable, as the loop would run for the rest. `dear`: also numbers that took a sum, and blocks that
+    random numbers decide."""
     g = reverse.kernel.graph
     copied = copies(site)
-    found = {} if copied is None else _cut(reverse, site, copied, reduced)
+    found = {} if copied is None else _cut(reverse, site, copied, dear)
     if not found or copied is None:
         return []
     loads: dict[Node, Node] = {}
     made: dict[str, Saved] = {}
     taken = {n.arg for n in site.source.args.args} | _names(site.source)
-    for node, name in found.items():
-        if name not in made:
+    for node, text in found.items():
+        name = (
+            text if text.isidentifier() else re.sub(r"\W.*", "", text.removeprefix(f"{reverse.kernel.tl}."))
+        )
+        if text not in made:
             buffer = f"saved_{name}"
             while buffer in taken:
                 buffer += "_"
+            taken.add(buffer)
             row = next(iter(copied.rows), None)
-            made[name] = Saved(name, buffer, node.dtype, node.shape, g.product(node.shape), row)
-        kept = made[name]
+            made[text] = Saved(text, buffer, node.dtype, node.shape, g.product(node.shape), row)
+        kept = made[text]
         g.reverse, g.line = False, node.line
         with g.at(node.home):
             index = g.mul(_program(reverse, ordered(site, kept.row)), kept.numel)
@@ -91,9 +105,11 @@ def use(reverse: Reverse, site: Site, reduced: bool = False) -> list[Saved]:
     if len(before.virtual) != len(after.virtual):
         return []  # programs that are grouped into tiles are known by their tiles alone
     reverse.effects = effects
-    for node, name in found.items():
-        took = "a loop" if takes_loop(node) else "a sum over the row"
-        reverse.say(node.line, "saved", "none", f"`{name}` took {took}: the forward saves it")
+    for node, text in found.items():
+        took = (
+            "a loop" if takes_loop(node) else "random numbers" if _is_random(node) else "a sum over the row"
+        )
+        reverse.say(node.line, "saved", "none", f"`{text}` took {took}: the forward saves it")
     return list(made.values())
 
 
@@ -144,8 +160,8 @@ def ordered(site: Site, row: int | None) -> list[int]:
     return axes if row is None else [row, *(axis for axis in axes if axis != row)]
 
 
-def _cut(reverse: Reverse, site: Site, copied: Copied, reduced: bool) -> dict[Node, str]:
-    """The variables that stand between the backward and the forward's loops."""
+def _cut(reverse: Reverse, site: Site, copied: Copied, dear: bool) -> dict[Node, str]:
+    """The variables and calls that stand between the backward and the forward's loops, and what is `dear`."""
     kernel, source = reverse.kernel, site.source
     certain = {
         name
@@ -155,9 +171,14 @@ def _cut(reverse: Reverse, site: Site, copied: Copied, reduced: bool) -> dict[No
     }
     rank = max((len(n.shape) for n in nodes_in(kernel.effects) if n.op == "load"), default=0)
     named = {
+        node: text
+        for node, text in kernel.calls.items()
+        if dear and not takes_loop(node) and _may_be_saved(node, dear, rank)
+    }
+    named |= {
         node: name
         for name, node in kernel.variables.items()
-        if name in certain and _may_be_saved(node, reduced) and len(node.shape) < max(rank, 1)
+        if name in certain and _may_be_saved(node, dear, rank)
     }
     named |= {new: named[old] for new, old in kernel.equal.items() if old in named}
     if isinstance(site.blocks, Grid):
@@ -197,17 +218,26 @@ def _inverted(node: Node) -> Node | None:
     return node.args[1] if node.op == "div" and is_number(node.args[0], 1) and not node.shape else None
 
 
-def _may_be_saved(node: Node, reduced: bool) -> bool:
-    """Whether a variable is few numbers that were dear, and what a store of Triton can keep."""
-    summed = reduced and not node.shape and any(n.op == "reduce" for n in nodes_in([node]))
+def _may_be_saved(node: Node, dear: bool, rank: int) -> bool:
+    """Whether a value is few numbers that were dear, and what a store of Triton can keep; `rank`: of the
+    blocks that the kernel loads."""
+    summed = dear and not node.shape and any(n.op == "reduce" for n in nodes_in([node]))
+    drawn = dear and _is_random(node)
     return (
-        node.dtype in ("float32", "float64")
+        node.dtype in ("float32", "float64", *["int1"] * drawn)
         and not any(region.is_loop for region in node.home.chain())
         and len(node.shape) <= 1
+        and len(node.shape) < max(rank, 1) + drawn
         and all(dim.op in ("const", "constexpr") for dim in node.shape)
-        and (summed or takes_loop(node))
+        and (summed or drawn or takes_loop(node))
         and not any(n.op == "load" and n.attrs.get("upstream") for n in nodes_in([node]))
     )
+
+
+def _is_random(node: Node) -> bool:
+    """Whether a value is what random numbers decide, and nothing that is loaded: a comparison of some."""
+    found = {n.op for n in nodes_in([node])}
+    return node.dtype == "int1" and "random" in found and "load" not in found
 
 
 def _by_rows(blocks: Blocks, node: Node) -> bool:

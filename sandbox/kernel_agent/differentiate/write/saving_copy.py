@@ -36,7 +36,7 @@ def copy_text(site: Site, lines: list[str], saved: list[Saved], name: str) -> st
         one = f"{tl}.program_id({axis})"
         around = f"({number})" if "+" in number else number
         number = f"{around} * {tl}.num_programs({axis}) + {one}" if number else f"{one}.to({tl}.int64)"
-    what = ", ".join(kept.variable for kept in saved)
+    what = ", ".join(kept.text for kept in saved)
     stores = [f"{indent}# {source.name} as above; the backward needs {what}"]
     if row is not None:
         (dim,) = saved[0].shape
@@ -45,7 +45,7 @@ def copy_text(site: Site, lines: list[str], saved: list[Saved], name: str) -> st
         around = f"({number})" if "+" in number else number
         base = f"{around} * {rows_name} + " if number else ""
         for kept in saved:
-            line = f"{tl}.store({kept.buffer} + {base}{rows}, {kept.variable}, mask={rows} < {rows_name})"
+            line = f"{tl}.store({kept.buffer} + {base}{rows}, {kept.text}, mask={rows} < {rows_name})"
             stores += [indent + part for part in break_line(line, WIDTH - len(indent))]
     for kept in saved if row is None else ():
         place = f"({number})" if kept.shape and "+" in number else number
@@ -53,7 +53,7 @@ def copy_text(site: Site, lines: list[str], saved: list[Saved], name: str) -> st
             size = dim.attrs["name"] if dim.op == "constexpr" else str(dim.value)
             place = f"{place} * {size} + {tl}.arange(0, {size})" if place else f"{tl}.arange(0, {size})"
         pointer = f"{kept.buffer} + {place}" if place else kept.buffer
-        line = f"{tl}.store({pointer}, {kept.variable})"
+        line = f"{tl}.store({pointer}, {kept.text})"
         stores += [indent + part for part in break_line(line, WIDTH - len(indent))]
     return "\n".join([*_decorators(site), *head, *body, *stores]) + "\n"
 

@@ -416,7 +416,8 @@ class FunctionText:
                 if kept.numel.op == "const" and kept.numel.value == 1
                 else f" * {asking.expr(kept.numel, 11)}"
             )
-            made = f"torch.empty({programs}{each}, dtype=torch.{kept.dtype}, device={device}.device)"
+            dtype = "bool" if kept.dtype == "int1" else kept.dtype
+            made = f"torch.empty({programs}{each}, dtype=torch.{dtype}, device={device}.device)"
             lines += _broken(f"{name} = {made}")
         return lines, [name for name in site.launch.heuristics if name in asking.kept]
 
