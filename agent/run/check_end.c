@@ -133,7 +133,7 @@ void ka_check_conclude(struct ka_run *run)
 {
     const struct ka_check *check = run->check;
     if (ka_verdict_verified(check->verdict) && ka_run_races(run))
-        ka_run_race(run, check->pair_path, on_raced);
+        ka_run_race(run, check->pair_path, NULL, on_raced);
     else
         conclude_at(run, ka_rank_cost(check->facts));
 }

@@ -151,10 +151,10 @@ static void on_timed(struct ka_run *run, const struct ka_op_result *result)
     end(run, result->doc, result->status == KA_OP_OK ? NULL : result->message);
 }
 
-void ka_run_race(struct ka_run *run, const char *pair_path, ka_run_raced_fn next)
+void ka_run_race(struct ka_run *run, const char *pair_path, const char *leader, ka_run_raced_fn next)
 {
-    struct ka_err err;
-    KA_AUTO_FREE char *rival = write_rival(run, &err);
+    struct ka_err err = {0};
+    KA_AUTO_FREE char *rival = leader ? ka_strdup(leader) : write_rival(run, &err);
     if (!rival && err.msg[0]) {
         ka_run_fail(run, KA_EV_INTERNAL, "internal", "%s", err.msg);
         return;

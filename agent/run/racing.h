@@ -21,8 +21,9 @@ bool ka_run_races(const struct ka_run *run);
  * reference). */
 json_t *ka_run_race_dims(const struct ka_run *run);
 
-/* Time forward and backward of a pair on shapes of the sweep, in turn with the best verified candidate, with
- * the GPU to themselves. `next` runs once, unless the run's operations are cancelled. */
-void ka_run_race(struct ka_run *run, const char *pair_path, ka_run_raced_fn next);
+/* Time forward and backward of a pair on shapes of the sweep, in turn with `leader`, another pair's path, or
+ * with the best verified candidate where it is NULL, with the GPU to themselves. `next` runs once, unless the
+ * run's operations are cancelled. */
+void ka_run_race(struct ka_run *run, const char *pair_path, const char *leader, ka_run_raced_fn next);
 
 #endif

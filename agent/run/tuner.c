@@ -1,8 +1,10 @@
 /* The tuner: the differentiator's other schedules and configurations.
  *
  * A variant is a schedule and a configuration. It is drafted, and only one that beats the best becomes a
- * candidate: what is kept has passed the whole check. On a GPU it is timed beside the best. Elsewhere its
- * cost is modelled from counted facts, and it may give up nothing that the model has no price for. */
+ * candidate: what is kept has passed the whole check. On a GPU it is timed, which takes less than the check:
+ * one that is faster than the best *leads*, the next is timed beside it, and when no variant is left the last
+ * leader is checked; those before it, should it fail. Elsewhere a variant's cost is modelled from counted
+ * facts, and it may give up nothing that the model has no price for. */
 #include "tuner.h"
 
 #include <math.h>
@@ -23,8 +25,8 @@
 
 #define SAME_MAX 2 /* variants in a row whose modelled cost is the best's own */
 
-/* {"tried": [variant], "best": variant, "pending": variant, "before": snapshot}, kept in the state so that a
- * resumed run goes on with the next variant (new reference). */
+/* {"tried": [variant], "best": variant, "leads": [{"variant", "backward"}], "pending": variant, "before":
+ * snapshot}, kept in the state so that a resumed run goes on with the next variant (new reference). */
 static json_t *load_tuner(struct ka_run *run)
 {
     json_t *tuner = ka_state_get(run->state, "tuner");
@@ -32,17 +34,26 @@ static json_t *load_tuner(struct ka_run *run)
         return tuner;
     json_decref(tuner);
     const json_t *report = json_object_get(run->draft, "report");
-    return json_pack("{s:[], s:{s:O?, s:n}}", "tried", "best", "schedule",
+    return json_pack("{s:[], s:[], s:{s:O?, s:n}}", "tried", "leads", "best", "schedule",
                      json_object_get(report, "schedule"), "config");
 }
 
-/* Whether the variant that was posted last has become the best candidate. */
+/* Whether the variant that was posted last has become the best candidate: then nothing else leads. */
 static void settle(const struct ka_run *run, json_t *tuner)
 {
     json_t *pending = json_object_get(tuner, "pending");
-    if (pending && json_integer_value(json_object_get(tuner, "before")) != (json_int_t)run->job.best)
+    if (pending && json_integer_value(json_object_get(tuner, "before")) != (json_int_t)run->job.best) {
         json_object_set(tuner, "best", pending);
+        json_array_clear(json_object_get(tuner, "leads"));
+    }
     json_object_del(tuner, "pending");
+}
+
+/* The fastest that is not checked yet (borrowed); NULL: the best candidate is faster. */
+static json_t *leader(const json_t *tuner)
+{
+    const json_t *leads = json_object_get(tuner, "leads");
+    return json_array_size(leads) ? json_array_get(leads, json_array_size(leads) - 1) : NULL;
 }
 
 static void describe_variant(const json_t *variant, char *text, size_t size)
@@ -61,19 +72,31 @@ static char *variant_path(const struct ka_run *run)
     return ka_path_join(run->dir, "candidates/variant.py");
 }
 
-/* The variant under way: its backward was written to variant_path(). */
-static void post_variant(struct ka_run *run)
+/* The variant under way leads: its backward was written to variant_path(). */
+static void lead(struct ka_run *run)
 {
     json_auto_t *tuner = load_tuner(run);
     json_t *tried = json_object_get(tuner, "tried");
-    json_t *variant = json_array_get(tried, json_array_size(tried) - 1);
+    json_array_append_new(json_object_get(tuner, "leads"),
+                          json_pack("{s:O, s:O}", "variant",
+                                    json_array_get(tried, json_array_size(tried) - 1), "backward",
+                                    json_object_get(run->variant, "backward")));
+    ka_run_put(run, "tuner", tuner);
+}
+
+/* The leader becomes a candidate. */
+static void post_leader(struct ka_run *run)
+{
+    json_auto_t *tuner = load_tuner(run);
+    json_auto_t *chosen = json_incref(leader(tuner));
+    json_t *leads = json_object_get(tuner, "leads"), *variant = json_object_get(chosen, "variant");
     char note[256];
     describe_variant(variant, note, sizeof(note));
+    json_array_remove(leads, json_array_size(leads) - 1);
     json_object_set(tuner, "pending", variant);
     json_object_set_new(tuner, "before", json_integer((json_int_t)run->job.best));
     ka_run_put(run, "tuner", tuner);
-    json_auto_t *backward = json_incref(json_object_get(run->variant, "backward"));
-    ka_run_post_candidate(run, 0, json_string_value(backward), "tuner", note);
+    ka_run_post_candidate(run, 0, json_string_value(json_object_get(chosen, "backward")), "tuner", note);
 }
 
 /* Configurations that leave the model's figure as it is: after a few the rest is not drafted. */
@@ -93,7 +116,8 @@ static void on_variant_compiled(struct ka_run *run, json_t *facts)
     bool gives_up = gain && ka_run_compares(run, facts, ka_rank_gives_up);
     json_decref(facts);
     if (gain && !gives_up) {
-        post_variant(run);
+        lead(run);
+        post_leader(run);
         return;
     }
     ka_log(KA_LOG_INFO, "%s: modelled cost %.4g, the best has %.4g%s: not tried", run->name, cost,
@@ -117,15 +141,27 @@ static void on_variant_facts(struct ka_run *run, const struct ka_op_result *resu
 static void on_variant_raced(struct ka_run *run, const struct ka_raced *raced)
 {
     if (raced->won)
-        post_variant(run);
-    else
-        ka_run_tune(run, 0);
+        lead(run);
+    ka_run_tune(run, 0);
+}
+
+static int write_pair(const struct ka_run *run, const char *path, const char *backward, struct ka_err *err)
+{
+    KA_AUTO_BUF struct ka_buf pair = {0};
+    int rc = ka_compose_pair(run->forward, backward, &pair, err);
+    return rc == 0 ? ka_file_replace(path, pair.data, pair.len, err) : rc;
 }
 
 static void race_variant(struct ka_run *run)
 {
-    KA_AUTO_FREE char *path = variant_path(run);
-    ka_run_race(run, path, on_variant_raced);
+    KA_AUTO_FREE char *path = variant_path(run), *ahead = ka_path_join(run->dir, "candidates/leader.py");
+    json_auto_t *tuner = load_tuner(run);
+    const char *backward = json_string_value(json_object_get(leader(tuner), "backward"));
+    struct ka_err err;
+    if (backward && write_pair(run, ahead, backward, &err))
+        ka_run_fail(run, KA_EV_INTERNAL, "internal", "%s", err.msg);
+    else
+        ka_run_race(run, path, backward ? ahead : NULL, on_variant_raced);
 }
 
 /* What does not compile or spills by the kilobyte is not worth the time of a GPU that others wait for. */
@@ -160,16 +196,6 @@ static void compile_variant(struct ka_run *run, const char *entry)
     ka_run_op(run, "facts", path, request, on_variant_sources);
 }
 
-static int write_variant(const struct ka_run *run, const char *backward, struct ka_err *err)
-{
-    KA_AUTO_BUF struct ka_buf pair = {0};
-    KA_AUTO_FREE char *path = variant_path(run);
-    int rc = ka_compose_pair(run->forward, backward, &pair, err);
-    if (rc == 0)
-        rc = ka_file_replace(path, pair.data, pair.len, err);
-    return rc;
-}
-
 static void on_variant(struct ka_run *run, const struct ka_op_result *result)
 {
     const char *backward = json_string_value(json_object_get(result->doc, "backward"));
@@ -183,7 +209,8 @@ static void on_variant(struct ka_run *run, const struct ka_op_result *result)
         ka_run_tune(run, 0);
         return;
     }
-    if (write_variant(run, backward, &err)) {
+    KA_AUTO_FREE char *path = variant_path(run);
+    if (write_pair(run, path, backward, &err)) {
         ka_run_fail(run, KA_EV_INTERNAL, "internal", "%s", err.msg);
         return;
     }
@@ -193,8 +220,13 @@ static void on_variant(struct ka_run *run, const struct ka_op_result *result)
         compile_variant(run, entry);
         return;
     }
-    KA_AUTO_FREE char *path = variant_path(run);
     ka_run_op(run, "facts", path, ka_run_facts_request(run, entry), on_variant_facts);
+}
+
+/* Half of the time that the run has is over: what leads is checked while it can be. */
+static bool is_late(const struct ka_run *run)
+{
+    return run->settings.max_seconds && 2 * ka_run_seconds(run) > run->settings.max_seconds;
 }
 
 void ka_run_tune(struct ka_run *run, int64_t snapshot)
@@ -202,14 +234,19 @@ void ka_run_tune(struct ka_run *run, int64_t snapshot)
     (void)snapshot; /* variants come from the forward, not from the candidate */
     json_auto_t *tuner = load_tuner(run);
     settle(run, tuner);
-    bool idle = json_integer_value(json_object_get(tuner, "same")) >= SAME_MAX;
+    const json_t *ahead = leader(tuner);
+    bool idle = json_integer_value(json_object_get(tuner, "same")) >= SAME_MAX || (ahead && is_late(run));
     json_auto_t *variant =
         idle ? NULL
              : ka_plan_variant(json_object_get(run->draft, "report"), json_object_get(tuner, "tried"),
-                               json_object_get(tuner, "best"));
+                               json_object_get(ahead ? ahead : tuner, ahead ? "variant" : "best"));
     if (variant)
         json_array_append(json_object_get(tuner, "tried"), variant);
     ka_run_put(run, "tuner", tuner);
+    if (!variant && ahead) {
+        post_leader(run);
+        return;
+    }
     if (!variant) {
         ka_run_post_answer(run, KA_EV_NO_CANDIDATE, 0);
         return;

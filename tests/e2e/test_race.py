@@ -4,6 +4,7 @@ here: the clock of tests/python/fake_gpu.py counts launches."""
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -55,18 +56,45 @@ def test_moves__by_their_times(agent: Agent, endpoint: Callable[..., Endpoint]) 
     assert NOTHING not in Path(done.result["pair"]).read_text()
 
 
-def test_variants_of_the_tuner__are_timed_before_they_are_checked(agent: Agent) -> None:
+def tuned(agent: Agent) -> Any:
     forward = agent.folder / "scale.py"
     forward.write_text(FORWARD)
     done = agent(
         "--file-path", forward, "--backend", "none", "--json", "--device", "cuda", "--python", sys.executable
     )
     assert done.code == 0 and done.result["verdict"] == "verified", done.err
+    return done
+
+
+def test_variants_of_the_tuner__are_timed__and_the_fastest_is_checked_once_none_is_left(agent: Agent) -> None:
+    done = tuned(agent)
     tried = done.err.count("optimise: schedule: ")
-    assert tried and done.err.count("of the best's time") >= tried, done.err
+    assert tried > 2 and done.err.count("of the best's time") == tried + 1, done.err
+    first, last = done.err.index("optimise: schedule: "), done.err.rindex("optimise: schedule: ")
+    assert first < done.err.index("0.677 of the best's time") < last < done.err.index("check candidate 2")
+    assert "check candidate 3" not in done.err and done.result["ms"] == pytest.approx(0.21)
     assert "modelled cost" not in done.err
     events = [json.loads(line)["event"] for line in (Path(done.result["run_dir"]) / "run.jsonl").open()]
     assert events.count("compile") > tried, "each variant's kernels, and the draft's"
+
+
+MADE = "    ast.parse(draft.text)\n"
+WRONG = """\
+    if (request.get("config") or {}).get("num_warps") == 2:  # no launch: faster than all others, and wrong
+        head, _, rest = draft.text.partition("        scale_kernel_bwd[grid](")
+        draft.text = head + "        d_w_ptr.add_(1)\\n" + rest.partition(")\\n")[2]
+"""
+
+
+def test_fastest_variant__that_fails_its_check__leaves_the_one_before_it(agent: Agent) -> None:
+    drafts = agent.folder / "share/sandbox/kernel_agent/differentiate/operation.py"
+    assert drafts.read_text().count(MADE) == 1
+    drafts.write_text(drafts.read_text().replace(MADE, WRONG + MADE))
+    done = tuned(agent)
+    assert "check candidate 3" in done.err and "check candidate 4" not in done.err, done.err
+    assert re.search("optimise candidate 2: .* not verified", done.err), done.err
+    assert done.result["ms"] == pytest.approx(0.21) and done.result["rollbacks"] == 1
+    assert "d_w_ptr.add_(1)" not in Path(done.result["pair"]).read_text()
 
 
 SAID = """\
