@@ -42,6 +42,7 @@ from .schedule import (
     row_tiles,
     saved,
     second_launch,
+    shared_loops,
     swapped_lanes,
     tuning,
     whole_rows,
@@ -52,6 +53,7 @@ from .schedule.kept_values import Spill
 from .schedule.owner import NotOwned, Owner, OwnerKernel
 from .schedule.partials import Partials
 from .schedule.saved import Saved
+from .schedule.shared_loops import Shared
 from .schedule.whole_rows import Rows
 from .write import saving_copy
 from .write.demand import effects_of
@@ -70,6 +72,7 @@ from .write.section import (
 
 PROGRAMS = 256  # that keep private sums, in all: about two on each multiprocessor
 SPLITS = 128  # programs that share the outermost sum of a gradient with few tiles
+SHARES = 512  # programs that a kernel with few has, where they share its loop
 FLAGS = 2  # of which each side of a launch may have kernels of its own
 TUNED_APART = "the forward's own choice is tuned apart"
 # Where gradients are summed over programs; a kernel that needs none of it has no alternatives.
@@ -84,6 +87,7 @@ class Asked:
 
     schedule: str
     splits: int = 0  # programs that share a sum of products; 0: it is shared where it is long
+    shares: int = 0  # programs of a kernel that would have few, which share its loop; 0: they do not
     outputs: bool = False  # read back what took a sum, where an output holds it
     saved: bool = False  # the forward saves numbers that took a sum, and what random numbers decide
 
@@ -170,7 +174,8 @@ def _attempt(
     draft = Draft("", f"{fwd.stub_name}_autograd", schedule=schedule or "partials", longest=longest)
     draft.programs = int(config.get("programs", PROGRAMS))
     kept = {name: bool(config.get(name)) for name in ("outputs", "saved")}
-    draft.asked = Asked(draft.schedule, int(config.get("splits", 0)), **kept)
+    splits, shares = (int(config.get(name, 0)) for name in ("splits", "shares"))
+    draft.asked = Asked(draft.schedule, splits, shares, **kept)
     if not sites:
         message = "no launch writes anything that depends on an input"
         raise Refusal("stub", message, line=stub.lineno, file=fwd.path)
@@ -400,8 +405,16 @@ def _part(fwd: Forward, plan: Scheduled, text: FunctionText, kernels: dict[str, 
 
     if any(map(effects_of, reverse.effects)):
         tiles = site.blocks.axis if isinstance(site.blocks, trace.Tiles) and fused is None else None
-        emitted = emit(owner.name, reverse.effects, notes + ([] if fused is None else [fused.note]), tiles)
-        step = Step(emitted, "grid")
+        if plan.shared is not None:
+            told = [*notes, plan.shared.note]
+            step = shared_step(
+                text, part, plan.shared, draft.asked.shares, lambda e: emit(owner.name, e, told)
+            )
+        else:
+            emitted = emit(
+                owner.name, reverse.effects, notes + ([] if fused is None else [fused.note]), tiles
+            )
+            step = Step(emitted, "grid")
         if fused is not None:
             step = partials_step(text, part, emitted, fused, draft.programs)
         tape_step(text, step, plan.taped.buffers)
@@ -446,6 +459,7 @@ class Scheduled:
     rows: Rows | None = None  # the block is a whole row
     saved: list[Saved] = field(default_factory=list)  # by the forward
     offers: list[dict[str, Any]] = field(default_factory=list)  # configurations that ask for something else
+    shared: Shared | None = None  # the main kernel's loop
 
     @property
     def writes(self) -> list[GradWrite]:
@@ -498,6 +512,11 @@ def _scheduled(site: trace.Site, name: str, asked: Asked, known: list[LineReport
         saved=kept,
         offers=offers,
     )
+    alone = not (plan.fused or plan.after or owner.spills.made or taped.buffers)
+    if alone and asked.schedule != "atomic" and shared_loops.offers(reverse, site.launch.grid):
+        plan.offers.append({"shares": SHARES})
+    if alone and asked.shares:
+        plan.shared = shared_loops.find(reverse, site.launch.grid)
     totals.kept = sum(w.kind == "atomic_add" for w in plan.writes)
     totals.tape = sum(forward_values.size(b, site) for b in taped.buffers)
     if plan.fused is not None and not kept and not asked.saved:
@@ -647,6 +666,22 @@ def partials_step(text: FunctionText, part: Part, emitted: Emitted, fused: Parti
     for base, others in fused.bases.items():
         rows = " * ".join(["programs", *(f"grid[{axis}]" for axis in others)])
         private_rows(text, part, step, base, rows, fused.covers.get(base))
+    return step
+
+
+def shared_step(
+    text: FunctionText, part: Part, shared: Shared, shares: int, emit: Callable[[list], Emitted]
+) -> Step:
+    """The launch of a kernel with a share of its loop for each program of one axis more."""
+    with shared.walked() as effects:
+        emitted = emit(effects)
+    axes = [f"grid[{axis}]" for axis in range(shared.axis)]
+    step = Step(emitted, tuple_text([*axes, "splits"]))
+    pass_extra(step)
+    step.setup.append(f"splits = max({shares} // max({' * '.join(axes)}, 1), 1)")
+    for base in shared.bases:
+        covers = [write.covers for write in shared.writes if write.base.attrs["name"] == base]
+        private_rows(text, part, step, base, "splits", covers[0] if len(covers) == 1 else None)
     return step
 
 

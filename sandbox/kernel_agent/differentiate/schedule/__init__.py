@@ -14,6 +14,7 @@ is left.
     reindex          values at other positions than their lanes stand at
     kept_values      values that took a loop are stored by the main kernel
     row_factors      what products of blocks are multiplied with, row by row, behind them
+    shared_loops     programs that would be few share a loop out
     second_launch    what is added to a gradient that is stored
     decisions        what the kernel says of all this, and what an expert would try
     own_blocks       blocks of the backward's own, where nothing hangs on the forward's

@@ -1,0 +1,128 @@
+"""A long loop of few programs, shared out: several walk a part each, and what they sum is added up afterwards.
+
+    for start in range(0, V, BLOCK):        for start in range(split * BLOCK, V, splits * BLOCK):
+        d_x += tl.dot(...)                      d_x += tl.dot(...)
+    tl.store(d_x_ptr + rows, d_x)           tl.store(d_x_ptr + split * span + rows, d_x)
+
+A program that owns a tile of rows walks a whole vocabulary for it: with 64 tiles half of a GPU has nothing to
+do. All that such a loop leaves is sums from zero, and what is stored is linear in them, so that the parts add
+up. Which call has too few programs is asked of its grid; how many shares are worth it is for the tuner.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ..ir.graph import Graph
+from ..ir.nodes import For, GradWrite, Node, nodes_in
+from ..ir.simplify import is_zero
+from ..ir.values import mentions
+from ..reverse.sweep import Reverse
+
+LEAST = 16  # steps of a loop that is worth it
+PROGRAMS = 128  # about one on each multiprocessor
+
+
+@dataclass(frozen=True)
+class Shared:
+    """The loop of a kernel, what it stores, and the grid axis that the shares lie along."""
+
+    g: Graph
+    loop: For
+    writes: list[GradWrite]
+    axis: int
+
+    @property
+    def note(self) -> str:
+        """What the kernel says of it."""
+        return f"- programs along axis {self.axis} share the loop out; their sums are added up afterwards"
+
+    @property
+    def bases(self) -> list[str]:
+        return list(dict.fromkeys(write.base.attrs["name"] for write in self.writes))
+
+    @contextlib.contextmanager
+    def walked(self) -> Iterator[list[GradWrite]]:
+        """What a share stores; while it is written down the loop has the steps of one."""
+        g = self.g
+        split = g.intern("pid", (), {"axis": self.axis, "kernel": "shared"}, "int32", ())
+        splits = g.intern("npid", (), {"axis": self.axis, "kernel": "shared"}, "int32", ())
+        region = self.loop.region
+        assert region.bounds is not None
+        whole = low, high, step = region.bounds
+        made = []
+        with g.at(g.top):
+            region.bounds = (g.add(low, g.mul(split, step)), high, g.mul(splits, step))
+            for write in self.writes:
+                span = g.param(f"span_{write.base.attrs['name']}")
+                offset = g.add(g.mul(g.cast(split, "int64"), span), write.offset)
+                made.append(
+                    GradWrite(write.base, offset, write.mask, write.value, g.top, write.line, "store")
+                )
+        try:
+            yield made
+        finally:
+            region.bounds = whole
+
+
+def find(reverse: Reverse, grid: tuple[int, ...]) -> Shared | None:
+    """The one loop of a main kernel, if all that it stores is linear in sums that the loop makes."""
+    g = reverse.kernel.graph
+    writes = [e for e in reverse.effects if not isinstance(e, For) or e.effects]  # others only make values
+    loops = {n.attrs["loop"] for n in nodes_in(writes) if n.op == "loopout"}
+    if len(grid) > 2 or len(loops) != 1 or not all(_is_store(w, reverse) for w in writes):
+        return None
+    (loop,) = loops
+    plain = not (loop.effects or loop.tape or loop.provides) and loop.cond is None and loop.outer is g.top
+    sums = all(is_zero(c.init) and c.next is not None and _adds(c.next, c.phi) for c in loop.carries)
+    if not plain or not sums or any(n.op == "ifout" for n in nodes_in(writes)):
+        return None
+    return Shared(g, loop, writes, len(grid)) if all(_linear(w.value) for w in writes) else None
+
+
+def offers(reverse: Reverse, grid: tuple[int, ...]) -> bool:
+    """Whether the traced call has few programs, each with many steps."""
+    shared = find(reverse, grid)
+    if shared is None or math.prod(grid) >= PROGRAMS:
+        return False
+    g = reverse.kernel.graph
+    low, high, step = (g.concrete(n, g.launched(grid)) for n in shared.loop.region.bounds or ())
+    return all(isinstance(n, int) for n in (low, high, step)) and high - low >= LEAST * step
+
+
+def _is_store(effect: object, reverse: Reverse) -> bool:
+    """Whether an effect stores one program's part of a gradient, and nothing decides whether it does."""
+    return (
+        isinstance(effect, GradWrite)
+        and effect.kind == "store"
+        and effect.region is reverse.kernel.graph.top
+        and effect.base.op == "param"
+        and effect.base.attrs["name"] not in reverse.kernel.inplace
+    )
+
+
+def _adds(node: Node, phi: Node) -> bool:
+    """Whether a step only adds to a carry."""
+    sides = node.args if node.op == "add" else ()
+    return any(a is phi and not mentions(b, phi) for a, b in (sides, sides[::-1]) if sides)
+
+
+def _linear(node: Node) -> bool:
+    """Whether a value is a sum of the loop's sums, times what it leaves alone."""
+    if node.op == "loopout":
+        return True
+    if node.op == "reduce" and node.attrs["fn"] == "sum" or node.op in ("neg", "cast", "expand", "broadcast"):
+        return (node.op != "cast" or node.dtype == "float32") and _linear(node.args[0])
+    if node.op == "where":  # of what the loop leaves alone
+        _, one, other = node.args
+        free = not any(n.op == "loopout" for n in nodes_in([node.args[0]]))
+        return free and all(is_zero(side) or _linear(side) for side in (one, other))
+    held = [any(n.op == "loopout" for n in nodes_in([arg])) for arg in node.args]
+    if node.op in ("add", "sub"):
+        return all(map(_linear, node.args))
+    if node.op == "mul":
+        return sum(held) == 1 and _linear(node.args[held.index(True)])
+    return node.op == "div" and held == [True, False] and _linear(node.args[0])
