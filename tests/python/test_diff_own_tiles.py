@@ -96,8 +96,8 @@ def test_one_block_for_all_axes__is_varied_for_all(changed) -> None:
 
 def test_tuner__is_offered_wide_tiles_with_stages(changed) -> None:
     expected = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64, "num_warps": 8, "num_stages": 3}
-    assert offered(draft(MATMUL, TRACED))[0] == expected
-    assert offered(draft(changed(*TWO_AXES), TRACED))[0] == expected
+    for file in (MATMUL, changed(*TWO_AXES)):
+        assert offered(draft(file, TRACED))[:2] == [expected, {**expected, "apart": 1}]
 
 
 def test_call_of_other_programs_than_its_tiles__keeps_the_forwards_blocks(changed) -> None:
@@ -120,6 +120,44 @@ def test_traced_call_of_other_programs__has_no_tiles(changed) -> None:
 
 
 STORED = "acc.to(c_ptr.dtype.element_ty)"
+WIDE = [({"M": 70, "N": 300, "K": 270, "leaky": leaky}, "normal") for leaky in (True, False)]
+
+
+@pytest.mark.parametrize("swizzled", [True, False])
+def test_kernels_of_a_gradient_each__may_have_tiles_of_their_own(changed, swizzled: bool) -> None:
+    """Wide along what it owns, narrow along what it sums over; not where one has a value kept for it."""
+    file = changed() if swizzled else changed(*TWO_AXES)
+    backward = draft(file, TRACED, config={**OWN, "apart": 1})["backward"]
+    axes = (
+        "(triton.cdiv(M, {}) * triton.cdiv(N, {}),)"
+        if swizzled
+        else "(triton.cdiv(M, {}), triton.cdiv(N, {}))"
+    )
+    of_a, of_b = backward.split("matmul_kernel_bwd_a[")[0], backward.split("matmul_kernel_bwd_a[")[1]
+    assert f"grid, BLOCK_M, BLOCK_K, BLOCK_N = {axes.format(128, 64)}, 128, 256, 64" in of_a
+    assert f"grid, BLOCK_N, BLOCK_K, BLOCK_M = {axes.format(64, 128)}, 128, 256, 64" in of_b
+    assert backward.count("if ctx.tiles and not ACTIVATION == 'leaky_relu':") == 2
+    assert_right(file, {"backward": backward}, [*RAGGED, *WIDE])
+
+
+def test_kernels_with_tiles_of_their_own__in_a_call_of_other_programs__have_the_forwards(changed) -> None:
+    file = changed(
+        *TWO_AXES,
+        ('triton.cdiv(M, meta["BLOCK_M"]),', "triton.cdiv(M, 64) - (M > 100),"),
+        ("c = torch.empty((M, N)", "c = torch.zeros((M, N)"),
+    )
+    result = draft(file, TRACED, config={**OWN, "apart": 1})
+    assert "ctx.tiles = grid[0] == " in result["backward"]
+    assert_right(file, result, RAGGED)
+
+
+def test_kernels_that_something_is_kept_for__have_the_tiles_of_all(changed) -> None:
+    file = changed((STORED, "tl.where(acc > 0, acc, 0.1 * acc).to(c_ptr.dtype.element_ty)"))
+    result = draft(file, TRACED, config={**OWN, "apart": 1})
+    assert CHOSEN in result["backward"] and "ctx.tiles" not in result["backward"]
+    assert_right(file, result, RAGGED)
+
+
 HANGS = {
     "rows that are read without a mask": (ROWS_OF_A, "mask=offs_k[None, :] < k_left"),
     "a sum whose last block is not masked": (ROWS_OF_A, "mask=offs_m[:, None] < M"),

@@ -88,6 +88,7 @@ class Asked:
     schedule: str
     splits: int = 0  # programs that share a sum of products; 0: it is shared where it is long
     shares: int = 0  # programs of a kernel that would have few, which share its loop; 0: they do not
+    apart: bool = False  # kernels of the backward have tiles of their own each, where the launch has others
     outputs: bool = False  # read back what took a sum, where an output holds it
     saved: bool = False  # the forward saves numbers that took a sum, and what random numbers decide
 
@@ -173,7 +174,7 @@ def _attempt(
     stub = next(n for n in fwd.tree.body if isinstance(n, ast.FunctionDef) and n.name == fwd.stub_name)
     draft = Draft("", f"{fwd.stub_name}_autograd", schedule=schedule or "partials", longest=longest)
     draft.programs = int(config.get("programs", PROGRAMS))
-    kept = {name: bool(config.get(name)) for name in ("outputs", "saved")}
+    kept = {name: bool(config.get(name)) for name in ("apart", "outputs", "saved")}
     splits, shares = (int(config.get(name, 0)) for name in ("splits", "shares"))
     draft.asked = Asked(draft.schedule, splits, shares, **kept)
     if not sites:
@@ -422,9 +423,16 @@ def _part(fwd: Forward, plan: Scheduled, text: FunctionText, kernels: dict[str, 
             scratch(text, step, spill, text.expr(spill.numel, 11))
         part.steps.append(step)
         notes = []
+    alone = not (plan.taped.buffers or plan.after or fused or plan.saved) and None not in owner.spills.flags()
+    tiles_apart = site.blocks if draft.asked.apart and alone and isinstance(site.blocks, trace.Grid) else None
     for made in owner.kernels:
         emitted = emit(made.name, made.effects, [*notes, *made.notes])
-        part.steps.append(owner_step(text, part, emitted, made, owner, draft.asked.splits or SPLITS))
+        step = owner_step(text, part, emitted, made, owner, draft.asked.splits or SPLITS)
+        if tiles_apart is not None:
+            step.setup[:0] = text.tiles_of_step(
+                tiles_apart, own_tiles.apart(tiles_apart, made.grid), owner.spills.flags()
+            )
+        part.steps.append(step)
         if made.few and not made.split:
             tuning.offer(draft.configs, {"splits": SPLITS})
         notes = []

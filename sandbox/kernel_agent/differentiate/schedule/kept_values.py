@@ -13,7 +13,7 @@ from typing import Any
 from ..ir.names import suggested
 from ..ir.nodes import If, Node, Region, TapeStore, beneath, nodes_in, real, walk
 from ..ir.rewriter import Rewriter
-from ..ir.values import takes_loop
+from ..ir.values import is_static, takes_loop
 from ..reverse.sweep import Reverse, writes
 from .programs import Programs
 
@@ -121,6 +121,16 @@ class Spills:
             effects.remove(effect)
         del self.stored[stored:]
         del self.reverse.report[lines:]
+
+    def flags(self) -> dict[Region | None, None]:
+        """The branches that something is stored in, of what is known when a kernel is compiled; None: what is
+        stored is so always, or where that is not known."""
+        regions = [effect.region for _, effect in self.stored]
+        found = [
+            r if r.cond is not None and is_static(r.cond) and r.parent is self.g.top else None
+            for r in regions
+        ]
+        return dict.fromkeys(found)
 
     def names(self) -> set[str]:
         return {spill.name for spill in self.made.values()}

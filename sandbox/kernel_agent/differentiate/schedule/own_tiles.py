@@ -34,6 +34,11 @@ OFFERED = (
 )  # fmt: skip
 
 
+# For a kernel of a gradient's own, with blocks of its own: what it owns, and what it sums over. The gradients
+# of both factors sum over different axes, so that no sizes for both of them are wide for each.
+APART = (128, 256, 64)
+
+
 @dataclass(frozen=True)
 class Tiles:
     """The blocks of a launch: of both axes of the output, with the arguments that say how long those are, and
@@ -156,7 +161,20 @@ def offers(site: Site) -> list[dict[str, Any]]:
         agrees = all(config[name] == size for name, size in zip(names, sizes, strict=True))
         if agrees and tiles.sizes(config, site):
             found.append(config)
-    return found
+    apart = [{**found[0], "apart": 1}] if found and len(names) == len(set(names)) else []
+    return found[:1] + apart + found[1:]
+
+
+def apart(own: Grid, grid: list[Node]) -> dict[str, int]:
+    """The sizes for a kernel whose own tiles its grid says, of a launch with tiles of the backward's own."""
+    axes = dict(zip(own.axes, (block for block, _ in own.lengths), strict=False)) if len(own.axes) > 1 else {}
+    known = {n.attrs["name"] for n in nodes_in(grid) if n.op == "constexpr"}
+    known |= {axes.get(n.attrs["axis"]) for n in nodes_in(grid) if n.op == "npid"}
+    owned = [name for name in own.sizes if name in known]
+    summed = [name for name in own.sizes if name not in known]
+    if len(owned) != 2 or len(summed) != 1:
+        return own.sizes
+    return dict(zip((*owned, *summed), APART, strict=True))
 
 
 def chosen(sites: list[Site], config: dict[str, Any]) -> list[Sizes]:

@@ -1,4 +1,4 @@
-"""A long loop of few programs, shared out: several walk a part each, and what they sum is added up afterwards.
+"""A long loop of few programs, shared out: several walk a part each, and their sums are added up afterwards.
 
     for start in range(0, V, BLOCK):        for start in range(split * BLOCK, V, splits * BLOCK):
         d_x += tl.dot(...)                      d_x += tl.dot(...)

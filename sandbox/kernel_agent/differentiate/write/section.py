@@ -11,11 +11,11 @@ from __future__ import annotations
 import ast
 import copy
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..ir import counts
-from ..ir.nodes import Node, nodes_in
+from ..ir.nodes import Node, Region, nodes_in
 from ..ir.refusal import Refusal
 from ..ir.spelling import INFIX, call_name, choice, gradient_name, upstream_name
 from ..prove.packed import Asked, AtMost, Distinct, Ordered
@@ -80,6 +80,7 @@ class FunctionText:
         self.behind: dict[str, None] = {}  # tables whose tensors are saved
         self.saving: dict[str, Saved] = {}  # what a copy of the forward kernel saves, by buffer
         self.launched = site.kernel_name
+        self.apart = False  # whether kernels of the backward have tiles of their own each
 
     def value(self, param: str) -> str:
         """The backward's expression for a parameter of the forward kernel; it is saved by the forward."""
@@ -375,21 +376,34 @@ class FunctionText:
 
     def other_grid(self, own: Grid) -> list[str]:
         """Other tiles of an output, where the launch is one of just these tiles."""
-
-        def counts(sizes: dict[str, object]) -> list[str]:
-            found = [f"triton.cdiv({length}, {sizes[block]})" for block, length in own.lengths]
-            return found if len(own.axes) > 1 else [" * ".join(found)]
-
-        theirs = counts({block: block for block, _ in own.lengths})
+        theirs = _counts(own, {block: block for block, _ in own.lengths})
         same = " and ".join(f"grid[{axis}] == {count}" for axis, count in zip(own.axes, theirs, strict=True))
-        grid = {axis: f"grid[{axis}]" for axis in range(len(self.site.launch.grid))}
-        grid |= dict(zip(own.axes, counts(dict(own.sizes)), strict=True))
-        values = ", ".join(map(str, own.sizes.values()))
+        asked = _broken(f"ctx.tiles = {same}") if self.apart else []
         return [
             "        # blocks of the backward's own, where the launch is one of just these tiles",
-            *_broken(f"if {same}:"),
-            *_broken(f"grid, {', '.join(own.sizes)} = {tuple_text(list(grid.values()))}, {values}", 12),
+            *asked,
+            *_broken("if ctx.tiles:" if asked else f"if {same}:"),
+            *_broken(self.tiled(own, own.sizes), 12),
         ]
+
+    def tiled(self, own: Grid, sizes: dict[str, int]) -> str:
+        """From here on there are these tiles."""
+        grid = {axis: f"grid[{axis}]" for axis in range(len(self.site.launch.grid))}
+        grid |= dict(zip(own.axes, _counts(own, sizes), strict=True))
+        values = ", ".join(map(str, sizes.values()))
+        return f"grid, {', '.join(sizes)} = {tuple_text(list(grid.values()))}, {values}"
+
+    def tiles_of_step(self, own: Grid, sizes: dict[str, int], unless: Iterable[Region | None]) -> list[str]:
+        """The same before one launch of the backward, but in calls that take branches that are known when a
+        kernel is compiled."""
+        self.apart = True
+        for _, length in own.lengths:
+            self.value(length)
+        asked = ["ctx.tiles"]
+        for region in unless:
+            assert region is not None and region.cond is not None
+            asked.append(f"not {self.expr(region.cond, 3)}" if region.positive else self.expr(region.cond, 3))
+        return [f"if {' and '.join(asked)}:", f"    {self.tiled(own, sizes)}"]
 
     def saved_rows(self) -> list[str]:
         """How many rows the backward's programs have, where the copy of the kernel shares them out itself."""
@@ -494,6 +508,12 @@ class FunctionText:
             laid = upstream_name(name, self.inplace)
             lines += _broken(f"{laid} = {there}laid_out({up}, ctx.strides[{i}])")
         return lines + indented(indented(body))
+
+
+def _counts(own: Grid, sizes: Mapping[str, object]) -> list[str]:
+    """Programs along the axes of tiles."""
+    found = [f"triton.cdiv({length}, {sizes[block]})" for block, length in own.lengths]
+    return found if len(own.axes) > 1 else [" * ".join(found)]
 
 
 def _summed(sums: list[tuple[str, str]]) -> list[str]:
