@@ -25,7 +25,8 @@ class Calls(Expressions):
         before = len(self.effects)
         value = self._called(node)
         if isinstance(value, Node) and not self.depth and len(self.effects) == before:
-            self.called.append((node, value))
+            names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+            self.called.append((node, value, {name: self.env.get(name) for name in names}))
         return value
 
     def _called(self, node: ast.Call) -> Any:

@@ -47,7 +47,8 @@ class Values:
         self.effects: list = []
         self.env: dict[str, Any] = {}
         self.endings: list[dict[str, Any]] = []  # what names stand for after the last statement
-        self.called: list[tuple[ast.Call, Node]] = []  # of the kernel's own text, not that of helpers
+        # In the kernel's own text, not that of helpers: what each gave, and what its names stood for.
+        self.called: list[tuple[ast.Call, Node, dict[str, Any]]] = []
         self.stored: list[Store] = []
         self.added: set[str] = set()  # buffers that are added to atomically
         self.loaded: list[Access] = []

@@ -38,32 +38,20 @@ class Builder(Loops, Aliases):
             *made,
             line=self.source.lineno,
             variables=variables,
-            calls=self._repeatable(dict(ending)),
+            calls=self._repeatable(ending),
             apart=self.apart,
             either=self.either,
         )
 
     def _repeatable(self, ending: dict[str, Any]) -> dict[Node, str]:
         """Sums and random numbers that calls in the kernel's own text give, with that text, where the same
-        call gives the same where the kernel ends: for the names that there are then, and without memory."""
+        call gives the same where the kernel ends: its names stand for the same, and it reads no memory."""
         found: dict[Node, str] = {}
-        self.env = ending
-        for call, value in list(self.called):
-            ops = {n.op for n in nodes_in([value])}
-            if ops & {"reduce", "random"} and value.home is self.g.top and self._again(call, value):
+        for call, value, names in self.called:
+            same = value.home is self.g.top and all(ending.get(n) == known for n, known in names.items())
+            if same and {n.op for n in nodes_in([value])} & {"reduce", "random"} and not _loads(value, names):
                 found.setdefault(value, ast.unparse(call))
         return found
-
-    def _again(self, call: ast.Call, value: Node) -> bool:
-        names = {n.id for n in ast.walk(call) if isinstance(n, ast.Name)}
-        known = {n for name in names if isinstance(n := self.env.get(name), Node)}
-        within = reachable([value], lambda n: [] if n in known else operands(n))
-        if any(isinstance(n, Node) and n.op == "load" for n in within):
-            return False
-        try:
-            return self.expr(call) is value
-        except Refusal:  # a name that a branch gave
-            return False
 
     def block(self, statements: list[ast.stmt]) -> Returned | None:
         for index, statement in enumerate(statements):
@@ -127,3 +115,10 @@ class Builder(Loops, Aliases):
         nameless = isinstance(value, Node) and value.op not in ("const", "constexpr", "param", "iv")
         if nameless and value.hint is None:
             value.hint = name
+
+
+def _loads(value: Node, names: dict[str, Any]) -> bool:
+    """Whether what gives a value reads memory, beside what its names stand for."""
+    known = {n for n in names.values() if isinstance(n, Node)}
+    within = reachable([value], lambda n: [] if n in known else operands(n))
+    return any(isinstance(n, Node) and n.op == "load" for n in within)
