@@ -465,10 +465,12 @@ class Telescope:
             self.ifs[old, maximum] = replace(old, then_effects=[], other_effects=[], outs=[])
         own = next(o for o in old.outs if o in self.analysis.family)
         weight = sum(w for _, w in self.analysis.of(node).weights)
-        chosen = []
+        chosen: list[Node | None] = []
         for side, region in (("then", old.then), ("other", old.other)):
+            init, before = node.attrs[side], own.attrs[side]  # None in a branch that makes none
             with self.g.at(region):
-                chosen.append(self.start(node.attrs[side], own.attrs[side], weight, maximum))
+                moved = init is not None and before is not None
+                chosen.append(self.start(init, before, weight, maximum) if moved else init)
         then, other = chosen
         self.merged[key] = self.g.merged(self.ifs[old, maximum], then, other, node, node.home)
         return self.merged[key]
