@@ -67,16 +67,21 @@ class Outcome:
 
 
 def judge(
-    source: str, sweep: list[dict[str, Any]], seed: int, schedule: str | None = None, others: bool = False
+    source: str,
+    sweep: list[dict[str, Any]],
+    seed: int,
+    schedule: str | None = None,
+    others: bool = False,
+    config: dict[str, int] | None = None,
 ) -> Outcome:
     """Differentiate on the first shape (with `others`, what the rest of the sweep launches is traced too),
-    compare on all."""
+    compare on all. `config`: a tuner's."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "program.py"
         file.write_text(source)
         try:
             case = {"dims": sweep[0], "seed": 1, "others": sweep[1:] if others else []}
-            made = draft(file, sweep[0], schedule=schedule, dtype=None, case=case)
+            made = draft(file, sweep[0], schedule=schedule, dtype=None, case=case, config=config)
         except Unusable as error:
             state = "refused" if error.kind == "unsupported_op" else "unusable"
             return Outcome(state, f"{error} (line {error.line})")

@@ -43,8 +43,16 @@ from shrink import shrink
 SCHEDULES = (None, None, "owner", "atomic")  # by seed; None is the differentiator's own choice
 
 
+# What a tuner asks for wherever it is proven, of two programs in five.
+TUNED = {"splits": 3, "shares": 5, "outputs": 1, "saved": 1}
+
+
 def schedule_of(seed: int) -> str | None:
     return SCHEDULES[seed % len(SCHEDULES)]
+
+
+def config_of(seed: int) -> dict[str, int] | None:
+    return TUNED if seed % 5 < 2 else None
 
 
 MAKERS: dict[str, Callable[[int], generate.Program]] = {
@@ -58,7 +66,8 @@ STATES = ("right", "wrong", "crashed", "refused", "raised", "vague", "unusable")
 def judged(program: generate.Program, source: str, kind: str) -> judge.Outcome:
     """Every third wrapper is traced at its first size only: what others launch has to raise."""
     others = kind != "kernels" and program.seed % 3 != 0
-    return judge.judge(source, program.sweep, program.seed, schedule_of(program.seed), others)
+    asked = schedule_of(program.seed), others, config_of(program.seed)
+    return judge.judge(source, program.sweep, program.seed, *asked)
 
 
 def check(kind: str, seed: int) -> tuple[generate.Program, judge.Outcome]:
@@ -83,7 +92,8 @@ def explain(program: generate.Program, outcome: judge.Outcome, kind: str) -> str
     found = judged(program, small, kind)
     bar = "-" * 100
     return (
-        f"{bar}\n{kind} {program.seed} (schedule {schedule_of(program.seed) or 'own choice'}): "
+        f"{bar}\n{kind} {program.seed} (schedule {schedule_of(program.seed) or 'own choice'}, "
+        f"config {config_of(program.seed)}): "
         f"{outcome.state}: {outcome.reason}\n"
         f"made small: {found.reason}\n{bar}\n{small}\n{bar}\n{found.backward}"
     )
