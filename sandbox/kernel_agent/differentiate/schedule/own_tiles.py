@@ -161,8 +161,10 @@ def offers(site: Site) -> list[dict[str, Any]]:
         agrees = all(config[name] == size for name, size in zip(names, sizes, strict=True))
         if agrees and tiles.sizes(config, site):
             found.append(config)
-    apart = [{**found[0], "apart": 1}] if found and len(names) == len(set(names)) else []
-    return found[:1] + apart + found[1:]
+    if not found or len(names) > len(set(names)):
+        return found
+    first, *others = found  # which, beside the best that has them apart, would be those again
+    return [first, {**first, "apart": 1}, *({**config, "apart": 0} for config in others)]
 
 
 def apart(own: Grid, grid: list[Node]) -> dict[str, int]:
