@@ -130,3 +130,31 @@ def test_row_that_is_summed_again__is_not_read_back(write: Callable[[str], Path]
     result = draft(file, ROWS[0], config={"outputs": 1})
     assert {"outputs": 1} not in result["report"]["configs"] and "read back" not in result["backward"]
     assert_right(file, result, [(dims, "normal") for dims in ROWS])
+
+
+SHIFTED = [
+    ('    x = tl.load(x_ptr + row * N + cols, mask=cols < N, other=-float("inf"))\n',
+     '    x = tl.load(x_ptr + row * N + cols, mask=cols < N, other=-float("inf")) + tl.load(b_ptr)\n'),
+    ("    e = tl.exp(x - tl.max(x, axis=0))\n    y = e / tl.sum(e, axis=0)\n",
+     "    e = tl.exp(x)\n    y = e / (1.0 + tl.sum(e, axis=0))\n"),
+    ("softmax_kernel(x_ptr,", "softmax_kernel(x_ptr, b_ptr,"),
+    ("](x, y, total", "](x, b, y, total"),
+    ("def softmax(x)", "def softmax(x, b)"),
+    ("inputs_require_grad=(0,)", "inputs_require_grad=(0, 1)"),
+    ("device=device, dtype=dtype),)", "device=device, dtype=dtype), torch.rand(1, device=device, dtype=dtype))"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("other", ["-inf", "0.0"])
+def test_row_that_is_read_back__has_what_it_had_in_lanes_that_were_not_stored(
+    other: str, write: Callable[[str], Path]
+) -> None:
+    """All lanes of it meet in the gradient of a number that is added to the row."""
+    text = SOFTMAX
+    for old, new in SHIFTED:
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    file = write(HEAD + text.replace('-float("inf")', "0.0" if other == "0.0" else '-float("inf")'))
+    result = draft(file, ROWS[0], config={"outputs": 1})
+    assert ("read back" in result["backward"]) == (other == "-inf")
+    assert_right(file, result, [(dims, "normal") for dims in ROWS[:2]])

@@ -4,21 +4,34 @@ from __future__ import annotations
 
 from ..ir.kinds import LANEWISE, STRETCHING
 from ..ir.nodes import Carry, For, Node, Store, nodes_in, reachable, sides, walk
-from ..ir.simplify import is_zero
+from ..ir.simplify import is_minus_inf, is_zero
 from ..ir.values import signature
 from .masks import Bound, conjuncts, upper_bounds
 
 
 def left_out(carry: Carry, store: Store) -> bool:
     """Whether a carry is zero, before every step, in the lanes that a store of it leaves out."""
-    mask = store.mask
-    if mask is None:
+    if store.mask is None:
         return True
-    rank = len(store.offset.shape)
-    bounds = upper_bounds(mask, rank)
-    if len(bounds) != len([c for c in conjuncts(mask, rank) if not _natural(c[0])]) or carry.next is None:
+    bounds = _all_bounds(store)
+    if bounds is None or carry.next is None:
         return False
     return all(beyond(node, bound, carry.phi) for bound in bounds for node in (carry.init, carry.next))
+
+
+def not_stored(value: Node, store: Store) -> bool:
+    """Whether a value is zero in the lanes that a store of it leaves out."""
+    bounds = [] if store.mask is None else _all_bounds(store)
+    return bounds is not None and all(beyond(value, bound, None) for bound in bounds)
+
+
+def _all_bounds(store: Store) -> list[Bound] | None:
+    """The bounds of a store's lanes; None where its mask asks for something else too."""
+    assert store.mask is not None
+    rank = len(store.offset.shape)
+    bounds = list(upper_bounds(store.mask, rank))
+    asked = [c for c in conjuncts(store.mask, rank) if not _natural(c[0])]
+    return bounds if len(bounds) == len(asked) else None
 
 
 def unread(effects: list, loop: For, k: int, store: Store) -> bool:
@@ -27,8 +40,9 @@ def unread(effects: list, loop: For, k: int, store: Store) -> bool:
     carry, rank = loop.carries[k], len(store.offset.shape)
     if store.mask is None or left_out(carry, store):
         return True
-    wanted = {_made(bound) for bound in upper_bounds(store.mask, rank)}
-    if len(wanted) != len([c for c in conjuncts(store.mask, rank) if not _natural(c[0])]):
+    bounds = _all_bounds(store)
+    wanted = set(map(_made, bounds or ()))
+    if bounds is None or len(wanted) != len(bounds):
         return False
     tainted = _hanging_on(effects, carry.phi)
     lanewise = LANEWISE - STRETCHING | {"compare", "and", "or", "not", "phi", "loopout", "ifout"}
@@ -37,8 +51,8 @@ def unread(effects: list, loop: For, k: int, store: Store) -> bool:
     for other in (e for e in walk(effects) if isinstance(e, Store)):
         if other.offset in tainted or other.mask in tainted:
             return False
-        bounds = () if other.mask is None else upper_bounds(other.mask, rank)
-        if other.value in tainted and not wanted <= set(map(_made, bounds)):
+        asked = () if other.mask is None else upper_bounds(other.mask, rank)
+        if other.value in tainted and not wanted <= set(map(_made, asked)):
             return False
     return True
 
@@ -80,7 +94,7 @@ def _made(bound: Bound) -> tuple:
     return signature(index), signature(limit), axis
 
 
-def beyond(node: Node, bound: Bound, known: Node) -> bool:
+def beyond(node: Node, bound: Bound, known: Node | None) -> bool:
     """Whether a value is zero in all lanes whose index is not below its bound, if `known` is."""
     index, limit, axis = bound
     if node is known or is_zero(node):
@@ -95,6 +109,8 @@ def beyond(node: Node, bound: Bound, known: Node) -> bool:
         return inside and beyond(other, bound, known)
     if node.op in ("cast", "neg"):
         return beyond(node.args[0], bound, known)
+    if node.op == "call" and node.attrs["fn"] in ("exp", "exp2"):
+        return _lowest(node.args[0], bound)
     if node.op == "ifout":
         return all(beyond(side, bound, known) for side in sides(node))
     if node.op == "expand":
@@ -107,4 +123,22 @@ def beyond(node: Node, bound: Bound, known: Node) -> bool:
     if node.op in ("add", "sub", "mul", "div"):
         whole = [len(arg.shape) == len(node.shape) and beyond(arg, bound, known) for arg in node.args]
         return any(whole) if node.op == "mul" else whole[0] if node.op == "div" else all(whole)
+    return False
+
+
+def _lowest(node: Node, bound: Bound) -> bool:
+    """Whether a value is minus infinity in all lanes whose index is not below its bound, or no number."""
+    if is_minus_inf(node):
+        return True
+    if node.op in ("full", "broadcast", "cast"):
+        return _lowest(node.args[0], bound)
+    if node.op == "load" and len(node.args) == 4:
+        return _bounds(node.args[2], bound, len(node.shape)) and _lowest(node.args[3], bound)
+    if node.op == "where":
+        return _bounds(node.args[0], bound, len(node.shape)) and _lowest(node.args[2], bound)
+    if node.op in ("add", "sub"):
+        return any(
+            len(arg.shape) == len(node.shape) and _lowest(arg, bound)
+            for arg in node.args[: 2 if node.op == "add" else 1]
+        )
     return False

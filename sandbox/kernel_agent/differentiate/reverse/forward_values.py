@@ -70,7 +70,7 @@ def use_stored(reverse: Reverse, summed: bool = False) -> None:
     for value, store in _stored(kernel, summed):
         args = [store.base, store.offset]
         if store.mask is not None:  # no derivative of a root, a quotient or a logarithm is infinite at 1
-            args += [store.mask, g.number(1)]
+            args += [store.mask, g.number(1 if takes_loop(value) else 0)]
         g.here, g.reverse, g.line = store.region, False, store.line
         raw = g.make("load", args, {"other": store.mask is not None}, _element(store), value.shape)
         loads[value] = g.cast(raw, value.dtype)
@@ -78,7 +78,9 @@ def use_stored(reverse: Reverse, summed: bool = False) -> None:
         g.reverse, g.here = True, g.top
     before = set(reachable(reverse.effects))
     table = kernel.equal | loads
-    quotients = {v.args: load for v, load in loads.items() if v.op == "div" and v.home is g.top}
+    # Those are zero in lanes that were not stored, as the product is.
+    whole = [v for v in loads if v.op == "div" and v.home is g.top and not takes_loop(v)]
+    quotients = {v.args: loads[v] for v in whole}
 
     def held(node: Node) -> Node | None:
         for part, over in (node.args, node.args[::-1]) if node.op == "mul" else ():
@@ -107,7 +109,7 @@ def _stored(kernel: Kernel, summed: bool) -> Iterator[tuple[Node, Store]]:
         value = beneath(store.value, "cast")
         if not _readable(kernel, store) or store.base.op != "param" or not value.is_float:
             continue
-        if not takes_loop(value) and not (summed and value.shape and _is_summed(value)):
+        if not takes_loop(value) and not (summed and _is_summed(value, store)):
             continue
         if value.op in ("load", "const", "full", "phi", "loopout") or _used_elsewhere(store.value, uses):
             continue
@@ -115,8 +117,11 @@ def _stored(kernel: Kernel, summed: bool) -> Iterator[tuple[Node, Store]]:
             yield value, store
 
 
-def _is_summed(value: Node) -> bool:
-    return any(n.op == "reduce" and n.is_float for n in nodes_in([value]))
+def _is_summed(value: Node, store: Store) -> bool:
+    """Whether a block took a sum over lanes, and is zero in those that were not stored: the gradient of the
+    sum is of all lanes."""
+    summed = any(n.op == "reduce" and n.is_float for n in nodes_in([value]))
+    return bool(value.shape) and summed and zeros.not_stored(value, store)
 
 
 def _used_elsewhere(value: Node, uses: Counter[Node]) -> bool:
