@@ -1,5 +1,5 @@
-/* Children that come from zygotes: the real one, with a child module that runs the request in a shell. And the
- * card that they share. */
+/* Children that come from zygotes: the real one, with a child module that runs the request in a shell; and
+ * the card that they share. */
 #include "child_fixture.h"
 
 static void write_into(const char *folder, const char *name, const char *text, size_t len)

@@ -72,7 +72,7 @@ from .write.section import (
 
 PROGRAMS = 256  # that keep private sums, in all: about two on each multiprocessor
 SPLITS = 128  # programs that share the outermost sum of a gradient with few tiles
-SHARES = 512  # programs that a kernel with few has, where they share its loop
+SHARES = 512  # programs that a kernel with few has, where they share its loop or its sums
 FLAGS = 2  # of which each side of a launch may have kernels of its own
 TUNED_APART = "the forward's own choice is tuned apart"
 # Where gradients are summed over programs; a kernel that needs none of it has no alternatives.
@@ -737,7 +737,11 @@ def owner_step(
     for factor in made.positive:
         ask(f"{text.expr(factor, 6)} < 1", f"{text.expr(factor)} must be positive")
     if made.split:
-        step.setup.append(f"splits = min({text.expr(owner.summed(made))}, {splits})")
+        most = f"{text.expr(owner.summed(made))}, {splits}"
+        if made.few:  # as many copies of whole tiles, but no more programs than are worth it
+            tiles = [count for count in made.grid if count.attrs.get("name") != "splits"]
+            most += f", max({SHARES} // max({' * '.join(text.expr(n, 11) for n in tiles)}, 1), 1)"
+        step.setup.append(f"splits = min({most})")
         covers = {write.base.attrs["name"]: write.covers for write in writes(made.effects)}
         for base in made.bases:
             private_rows(text, part, step, base, "splits", covers[base])
