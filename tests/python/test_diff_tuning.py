@@ -3,6 +3,9 @@ what it says."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 from diff_support import ROOT, assert_right, draft
 from kernel_agent.differentiate.schedule import owner
@@ -73,3 +76,41 @@ def test_splits__a_sum_over_very_many_programs_is_shared_at_once(
     assert ("splits=min(grid[0],128,max(512//max(" in "".join(result["backward"].split())) == shared
     assert ({"splits": 128} in result["report"]["configs"]) != shared
     assert_right(file, result, [(dims, "normal")])
+
+
+TALL = """
+import torch
+import triton
+import triton.language as tl
+from kernel_agent import autodiff
+
+SWEEP = [{"M": 70}]
+
+
+@triton.jit
+def tall_kernel(x_ptr, w_ptr, y_ptr, M, BLOCK: tl.constexpr):
+    rows, cols = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, 16)
+    offs = rows[:, None] * 16 + cols[None, :]
+    x = tl.load(x_ptr + offs, mask=rows[:, None] < M, other=0.0)
+    w = tl.load(w_ptr + cols[:, None] * 16 + cols[None, :])
+    tl.store(y_ptr + offs, tl.dot(x, w, input_precision="ieee"), mask=rows[:, None] < M)
+
+
+@autodiff(inputs_require_grad=(0, 1))
+def tall(x, w):
+    y = torch.empty_like(x)
+    tall_kernel[(triton.cdiv(x.shape[0], 16),)](x, w, y, x.shape[0], BLOCK=16)
+    return y
+
+
+def make_args(dims, device="cuda", dtype=torch.float32):
+    return tuple(torch.randn(rows, 16, device=device, dtype=dtype) for rows in (dims["M"], 16))
+"""
+
+
+@pytest.mark.parametrize("schedule", ["owner", "partials"])
+def test_splits__of_the_one_tile_that_there_is(schedule: str, write: Callable[[str], Path]) -> None:
+    file = write(TALL)
+    result = draft(file, {"M": 70}, schedule=schedule, config={"splits": 3})
+    assert ("splits = min(grid[0], 3)" in result["backward"]) == (schedule == "owner")
+    assert_right(file, result, [({"M": m}, "normal") for m in (70, 16, 3)])

@@ -739,8 +739,8 @@ def owner_step(
     if made.split:
         most = f"{text.expr(owner.summed(made))}, {splits}"
         if made.few:  # as many copies of whole tiles, but no more programs than are worth it
-            tiles = [count for count in made.grid if count.attrs.get("name") != "splits"]
-            most += f", max({SHARES} // max({' * '.join(text.expr(n, 11) for n in tiles)}, 1), 1)"
+            tiles = [text.expr(n, 11) for n in made.grid if n.attrs.get("name") != "splits"]
+            most += f", max({SHARES} // max({' * '.join(tiles)}, 1), 1)" if tiles else ""
         step.setup.append(f"splits = min({most})")
         covers = {write.base.attrs["name"]: write.covers for write in writes(made.effects)}
         for base in made.bases:
