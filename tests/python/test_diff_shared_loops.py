@@ -55,6 +55,7 @@ def test_few_programs_with_a_long_loop__may_share_it(changed, shares: int) -> No
     plain, asked = (draft(file, DIMS, config=config) for config in (None, {"shares": shares}))
     assert {"shares": 512} in plain["report"]["configs"] and "splits = max(" not in plain["backward"]
     assert f"splits = max({shares} // max(grid[0], 1), 1)" in asked["backward"]
+    assert "    # - programs along axis 1 share the loop out" in asked["backward"]
     assert "waves_kernel_bwd[(grid[0], splits)](" in asked["backward"]
     assert "copies=splits, written=min(M, BLOCK * grid[0])" in asked["backward"]
     for result in (plain, asked):

@@ -38,7 +38,7 @@ class Shared:
     @property
     def note(self) -> str:
         """What the kernel says of it."""
-        return f"- programs along axis {self.axis} share the loop out; their sums are added up afterwards"
+        return f"programs along axis {self.axis} share the loop out; their sums are added up afterwards"
 
     @property
     def bases(self) -> list[str]:
