@@ -81,6 +81,25 @@ def test_only_what_adds_up__is_shared(changed, edit: tuple[str, str], stays: boo
     assert_right(file, asked, CASES)
 
 
+WALK = """    total = tl.zeros([BLOCK], tl.float32)
+    walked = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, V, BLOCK):
+        v = start + tl.arange(0, BLOCK)
+        w = tl.load(w_ptr + v, mask=v < V, other=0.0)
+        walked += tl.sum(w, axis=0)
+        total += tl.sin(x * walked)
+"""
+
+
+def test_sums_of_sums_so_far__are_not_shared(changed) -> None:
+    """Each step needs what all steps before it have summed."""
+    start, end = FORWARD.index("    total = tl.zeros"), FORWARD.index("    tl.store(y_ptr")
+    file = changed((FORWARD[start:end], WALK), ("inputs_require_grad=(0, 1)", "inputs_require_grad=(0,)"))
+    asked = draft(file, DIMS, config={"shares": 4})
+    assert "splits = max(" not in asked["backward"]
+    assert_right(file, asked, CASES)
+
+
 @pytest.mark.parametrize("dims", [{"M": 20, "V": 250}, {"M": 2048, "V": 300}])
 def test_short_loops_and_many_programs__are_not_shared(changed, dims: dict[str, int]) -> None:
     assert {"shares": 512} not in draft(changed(), dims)["report"]["configs"]

@@ -19,11 +19,10 @@ from dataclasses import dataclass
 from ..ir.graph import Graph
 from ..ir.nodes import For, GradWrite, Node, nodes_in
 from ..ir.simplify import is_zero
-from ..ir.values import mentions
 from ..reverse.sweep import Reverse
+from .owner import PROGRAMS
 
 LEAST = 16  # steps of a loop that is worth it
-PROGRAMS = 128  # about one on each multiprocessor
 
 
 @dataclass(frozen=True)
@@ -77,8 +76,10 @@ def find(reverse: Reverse, grid: tuple[int, ...]) -> Shared | None:
         return None
     (loop,) = loops
     plain = not (loop.effects or loop.tape or loop.provides) and loop.cond is None and loop.outer is g.top
-    sums = all(is_zero(c.init) and c.next is not None and _adds(c.next, c.phi) for c in loop.carries)
-    if not plain or not sums or any(n.op == "ifout" for n in nodes_in(writes)):
+    phis = {c.phi for c in loop.carries}
+    sums = all(is_zero(c.init) and _adds(c.next, c.phi, phis) for c in loop.carries)
+    places = [n for w in writes for n in (w.offset, w.mask) if n is not None]
+    if not plain or not sums or _holds(places) or any(n.op == "ifout" for n in nodes_in(writes)):
         return None
     return Shared(g, loop, writes, len(grid)) if all(_linear(w.value) for w in writes) else None
 
@@ -104,10 +105,15 @@ def _is_store(effect: object, reverse: Reverse) -> bool:
     )
 
 
-def _adds(node: Node, phi: Node) -> bool:
-    """Whether a step only adds to a carry."""
-    sides = node.args if node.op == "add" else ()
-    return any(a is phi and not mentions(b, phi) for a, b in (sides, sides[::-1]) if sides)
+def _adds(node: Node | None, phi: Node, phis: set[Node]) -> bool:
+    """Whether a step only adds to a carry, and what it adds hangs on no sum so far."""
+    sides = node.args if node is not None and node.op == "add" else ()
+    return any(a is phi and not phis & set(nodes_in([b])) for a, b in (sides, sides[::-1]) if sides)
+
+
+def _holds(nodes: list[Node]) -> bool:
+    """Whether values hang on what a loop leaves."""
+    return any(n.op == "loopout" for n in nodes_in(nodes))
 
 
 def _linear(node: Node) -> bool:
@@ -116,13 +122,12 @@ def _linear(node: Node) -> bool:
         return True
     if node.op == "reduce" and node.attrs["fn"] == "sum" or node.op in ("neg", "cast", "expand", "broadcast"):
         return (node.op != "cast" or node.dtype == "float32") and _linear(node.args[0])
-    if node.op == "where":  # of what the loop leaves alone
-        _, one, other = node.args
-        free = not any(n.op == "loopout" for n in nodes_in([node.args[0]]))
-        return free and all(is_zero(side) or _linear(side) for side in (one, other))
-    held = [any(n.op == "loopout" for n in nodes_in([arg])) for arg in node.args]
+    if node.op == "where":
+        cond, *sides = node.args
+        return not _holds([cond]) and all(is_zero(side) or _linear(side) for side in sides)
     if node.op in ("add", "sub"):
         return all(map(_linear, node.args))
+    held = [_holds([arg]) for arg in node.args]
     if node.op == "mul":
         return sum(held) == 1 and _linear(node.args[held.index(True)])
     return node.op == "div" and held == [True, False] and _linear(node.args[0])
