@@ -132,6 +132,7 @@ def test_capture__that_fails__raises_its_cause_and_is_over(clock, log, monkeypat
 
         def graphsafe_set_state(self, state):
             log.append(f"random numbers go on with {state}")
+            raise RuntimeError("not while something else is captured")
 
     monkeypatch.delattr(torch._C, "_cuda_endAllocateToPool", raising=False)
     monkeypatch.setattr(torch._C, name, end, raising=False)

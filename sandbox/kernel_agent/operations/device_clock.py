@@ -147,7 +147,8 @@ def _free_generator() -> None:
     """The device's random numbers too are taken to be of a capture that failed: nothing could be drawn any
     more. A copy of their state is of none."""
     generator = torch.cuda.default_generators[torch.cuda.current_device()]
-    generator.graphsafe_set_state(generator.clone_state())
+    with contextlib.suppress(AttributeError, RuntimeError):  # what went wrong is told, not this
+        generator.graphsafe_set_state(generator.clone_state())
 
 
 def _first(exc: BaseException) -> BaseException:
