@@ -403,7 +403,8 @@ class FunctionText:
         for region in unless:
             assert region is not None and region.cond is not None
             asked.append(f"not {self.expr(region.cond, 3)}" if region.positive else self.expr(region.cond, 3))
-        return [f"if {' and '.join(asked)}:", f"    {self.tiled(own, sizes)}"]
+        told = "" if sizes == own.sizes else "  # tiles of this kernel's own"
+        return [f"if {' and '.join(asked)}:{told}", f"    {self.tiled(own, sizes)}"]
 
     def saved_rows(self) -> list[str]:
         """How many rows the backward's programs have, where the copy of the kernel shares them out itself."""
