@@ -151,6 +151,12 @@ def test_warm__calls_beside_the_stream_in_use__and_joins_it_again(clock, log):
     assert log == ["side waits for main", *inside, "main waits for side", "device"]
 
 
+def test_warm__of_a_call_that_takes_long__is_once(clock, log, monkeypatch):
+    monkeypatch.setattr(device_clock, "WARM_SECONDS", -1.0)
+    clock.warm(lambda: log.append("call"))
+    assert log.count("call") == 1
+
+
 def test_peak__is_what_a_call_adds(clock, log):
     assert clock.peak(lambda: log.append("call")) == 250
     assert log == ["device", "reset", "call", "device"]
@@ -162,9 +168,12 @@ def test_compile__is_for_one_shape_and_stays_in_the_scratch(clock, monkeypatch, 
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "elsewhere")
     config = importlib.import_module("torch._inductor.config")
     monkeypatch.setattr(config, "compile_threads", 8)
+    functorch = importlib.import_module("torch._functorch.config")
+    monkeypatch.setattr(functorch, "force_non_lazy_backward_lowering", False)
     assert clock.compile(len) is len and given == {"dynamic": False}
     assert device_clock.os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "inductor")
     assert config.compile_threads == 1
+    assert functorch.force_non_lazy_backward_lowering is True
 
 
 def test_l2__that_torch_does_not_tell__is_taken_to_be_large(log, monkeypatch, tmp_path):

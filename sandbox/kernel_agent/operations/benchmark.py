@@ -39,7 +39,11 @@ from .device_clock import Gpu
 ROUNDS_LEAST, ROUNDS_MOST = 7, 100
 VALUES_MOST = 400_000  # in a result, of all cases: the daemon takes no more than half a million
 COMPILE_SECONDS = 60  # for torch.compile of one shape: it unrolls loops over time without end
+AGAIN_SECONDS = 5.0  # a compiler that took the end of its time for an error of something else is told again
+# Of a peer that alone takes all the seconds, and so many at least: a loop over rows in Python, say.
+SLOW_ROUNDS, SLOW_SECONDS = 3, 1.0
 _PATIENCE = 5  # times the seconds: after so many the rounds asked for are given up, but for the least
+MEASURED = ("ours", "rival")  # what a verdict on speed is about: in every round
 _VALUES_A_ROUND = 48  # four subjects, three passes, two ways; and what went on behind each
 Samples = dict[str, dict[str, list[float]]]  # by pass, then "alone" or "graph": milliseconds
 
@@ -90,6 +94,7 @@ class Subject:
     function: Callable[..., Any] | None
     missing: str | None = None
     endless: bool = False  # it took too long to compile
+    spent: float = 0.0  # seconds of its turns
     graphs: Graphs | None = None
     no_graph: str | None = None
     times: Samples = field(default_factory=dict)
@@ -241,7 +246,7 @@ class Bench:
 
     def run(self, subjects: list[Subject], seconds: float, least: int, most: int) -> dict[str, Any]:
         """Rounds, in each of which all have their turn: `least`, or fewer where they take several times the
-        `seconds`; and on until those are over, or there were `most`."""
+        `seconds`; and on until those are over, or there were `most`. Slow peers have fewer turns."""
         for subject in subjects:
             self.prepare(subject)
         timed = [subject for subject in subjects if subject.function is not None]
@@ -255,7 +260,9 @@ class Bench:
                 break
             rounds += 1
             for subject in timed:
-                self.sample(subject, self.seed + rounds)
+                often = subject.name in MEASURED or subject.spent < max(seconds, SLOW_SECONDS)
+                if often or rounds <= SLOW_ROUNDS:
+                    self.turn(subject, self.seed + rounds)
         with contextlib.suppress(torch.OutOfMemoryError):  # several sets of gradients may be too many
             self.compare(timed)
         return {"rounds": rounds, "subjects": [subject.to_dict() for subject in subjects]}
@@ -269,8 +276,9 @@ class Bench:
         called is missing, unless it is ours."""
         if subject.function is None:
             return
+        limit = Limit(COMPILE_SECONDS if subject.name == "compile" else 0, "compiling it")
         try:
-            with _at_most(COMPILE_SECONDS if subject.name == "compile" else 0, "compiling it"):
+            with limit:
                 call = self.call(subject, self.seed)
                 call.forward()
                 if subject.name == "ours":
@@ -281,8 +289,9 @@ class Bench:
         except Exception as exc:
             if subject.name == "ours":
                 raise
-            subject.function, subject.missing = None, f"it raised {describe(exc)}"
-            subject.endless = isinstance(exc, TimeoutError)
+            subject.endless = limit.over
+            why = limit.told if limit.over else f"it raised {describe(exc)}"
+            subject.function, subject.missing = None, why
             return
         try:
             subject.graphs = Graphs(self.gpu, call)
@@ -306,8 +315,13 @@ class Bench:
         call.outputs = []
         subject.peak_bytes = self.gpu.peak(call.both)
 
-    def sample(self, subject: Subject, seed: int) -> None:
+    def turn(self, subject: Subject, seed: int) -> None:
         """One time of each pass, of plain calls and of graphs."""
+        began = time.monotonic()
+        self.sample(subject, seed)
+        subject.spent += time.monotonic() - began
+
+    def sample(self, subject: Subject, seed: int) -> None:
         call = self.call(subject, seed)
         self.time(subject, "fwd", "alone", call.forward)
         call.upstreams = call.draw_upstreams(seed)
@@ -357,20 +371,26 @@ class Bench:
         return [torch.zeros_like(leaf) if grad is None else grad for grad, leaf in found]
 
 
-@contextlib.contextmanager
-def _at_most(seconds: float, what: str) -> Iterator[None]:
-    """TimeoutError in the main thread where it takes longer; 0: as long as it takes."""
+class Limit:
+    """In the main thread, TimeoutError in what takes longer; 0 seconds: as long as it takes. A compiler that
+    catches it, or makes another error of it, is told again; `over` says that it was told."""
 
-    def over(_signal: int, _frame: object) -> None:
-        raise TimeoutError(f"{what} took more than {seconds:g} s")
+    def __init__(self, seconds: float, what: str) -> None:
+        self.seconds = seconds
+        self.told = f"{what} took more than {seconds:g} s"
+        self.over = False
 
-    before = signal.signal(signal.SIGALRM, over)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
+    def __enter__(self) -> None:
+        self.before = signal.signal(signal.SIGALRM, self._tell)
+        signal.setitimer(signal.ITIMER_REAL, self.seconds, AGAIN_SECONDS if self.seconds else 0)
+
+    def __exit__(self, *_: object) -> None:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        signal.signal(signal.SIGALRM, self.before)
+
+    def _tell(self, _signal: int, _frame: object) -> None:
+        self.over = True
+        raise TimeoutError(self.told)
 
 
 def _difference(grad: torch.Tensor, expected: torch.Tensor) -> float:

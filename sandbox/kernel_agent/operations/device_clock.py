@@ -25,7 +25,7 @@ from ..errors import Unusable
 Made = TypeVar("Made")
 
 _L2_UNKNOWN = 128 << 20  # larger than any that there is today
-_WARM_CALLS = 3
+WARM_CALLS, WARM_SECONDS = 3, 1.0
 # Work of others lets a tiny kernel wait for their slices of time, a millisecond or more.
 _QUIET_SECONDS, _QUIET_MOST, _SLOW_SECONDS = 0.03, 3.0, 5e-4
 
@@ -89,12 +89,16 @@ class Gpu:
                 calm = time.perf_counter()
 
     def warm(self, call: Callable[[], object]) -> None:
-        """Compile, tune, and allocate, beside the stream in use, as a capture wants it."""
+        """Compile, tune, and allocate, beside the stream in use, as a capture wants it. What
+        takes long is not called again."""
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            for _ in range(_WARM_CALLS):
+            began = time.monotonic()
+            for _ in range(WARM_CALLS):
                 call()
+                if time.monotonic() - began > WARM_SECONDS:
+                    break
         torch.cuda.current_stream().wait_stream(side)
         torch.cuda.synchronize()
 
@@ -121,6 +125,9 @@ class Gpu:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(self.scratch / "inductor")
         config: Any = importlib.import_module("torch._inductor.config")
         config.compile_threads = 1  # and no processes
+        functorch: Any = importlib.import_module("torch._functorch.config")
+        if hasattr(functorch, "force_non_lazy_backward_lowering"):
+            functorch.force_non_lazy_backward_lowering = True  # in this thread, where it can be interrupted
         importlib.import_module("torch._dynamo").reset()  # of an earlier shape
         return torch.compile(function, dynamic=False)
 
