@@ -190,6 +190,31 @@ def test_gradient_that_shares_memory__is_listed(returned, aliases, write, tmp_pa
     assert result["aliases"] == aliases
 
 
+def test_gradients_that_are_one_tensor__are_the_same_and_no_aliases(write, tmp_path):
+    source = edit(
+        ("inputs_require_grad=(0,)", "inputs_require_grad=(0, 1)"),
+        ("def scale(x, factor=2.0):", "def scale(x, r, factor=2.0):"),
+        ("    y = torch.empty_like(x)\n", "    x = x + r\n    y = torch.empty_like(x)\n"),
+        ("dtype=dtype),)", "dtype=dtype),) * 2"),
+        ("def forward(ctx, x, factor):", "def forward(ctx, x, r, factor):"),
+        ("return scale(x, factor)", "return scale(x, r, factor)"),
+        ("def scale_autograd(x, factor=2.0):", "def scale_autograd(x, r, factor=2.0):"),
+        ("Scale.apply(x, factor)", "Scale.apply(x, r, factor)"),
+        ("return d_x, None", "return d_x, d_x, None"),
+    )
+    result, _ = run(write(source), tmp_path)
+    assert result["same"] == ["grad/r=grad/x"] and result["aliases"] == []
+    result, _ = run(write(source), tmp_path, dims={"N": 0})
+    assert result["same"] == []
+    source = source.replace("d_x = torch.empty_like(d_y)", "d_x, more = torch.empty((2, *d_y.shape))")
+    apart = source.replace("return d_x, d_x, None", "return d_x, more.copy_(d_x), None")
+    result, _ = run(write(apart), tmp_path)
+    assert result["same"] == result["aliases"] == []
+    shifted = source.replace("return d_x, d_x, None", "return d_x, d_x.as_strided((37,), (0,)), None")
+    result, _ = run(write(shifted), tmp_path)
+    assert result["same"] == [] and result["aliases"] == ["grad/r=grad/x"]
+
+
 def test_gradient_of_another_type__is_candidate_shape(write, tmp_path):
     lazy = "class Lazy(torch.Tensor):\n    pass\n\n\nclass Scale("
     source = edit(("class Scale(", lazy), ("return d_x, None", "return d_x.as_subclass(Lazy), None"))

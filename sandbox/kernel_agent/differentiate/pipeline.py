@@ -34,6 +34,7 @@ from .schedule import (
     flags,
     folded,
     gradient_writes,
+    handed_on,
     own_adds,
     own_blocks,
     own_tiles,
@@ -399,6 +400,8 @@ def _part(fwd: Forward, plan: Scheduled, text: FunctionText, kernels: dict[str, 
     notes = header(reverse, plan.totals, part.checks) + ([] if plan.rows is None else [plan.rows.note])
     notes += [f"lines are those of {Path(site.home.path).name}"] if site.home.imported else []
 
+    copies = _copies(plan)
+
     def emit(name: str, effects: list, notes: list[str], tiles: int | None = None) -> Emitted:
         emitted = Emitter(site.kernel, name, lines).emit(effects, notes, tiles)
         kernels[name] = emitted.text
@@ -450,7 +453,21 @@ def _part(fwd: Forward, plan: Scheduled, text: FunctionText, kernels: dict[str, 
         alone = len(stored) == 1 or all(w in apart for w in stored)
         if covers and len(covers) == len(stored) and alone and name not in site.tables:
             part.written[name] = text.expr(reduce(site.kernel.graph.add, covers))
+    part.copies = copies
     return part
+
+
+def _copies(plan: Scheduled) -> dict[str, str]:
+    """Gradients that the host may hand on, each with the tensor that it is."""
+    site, kernel = plan.site, plan.site.kernel
+    every = plan.writes + [w for owned in plan.owner.kernels for w in writes(owned.effects)]
+    count = Counter(w.base for w in every)
+    summed = {*(plan.fused.bases if plan.fused else ()), *(plan.shared.bases if plan.shared else ())}
+    apart = {*kernel.inplace, *site.tables, *site.optional}
+    stores = [w for w in writes(plan.reverse.effects) if w.kind == "store" and w.covers is not None]
+    alone = [w for w in stores if count[w.base] == 1 and w.base.op == "param" and _absent(w) is None]
+    names = {w.base.attrs["name"] for w in alone} - summed - apart
+    return handed_on.find(stores, names, set(site.outputs) - apart)
 
 
 @dataclass

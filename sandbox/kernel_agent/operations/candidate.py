@@ -348,15 +348,13 @@ class Case:
         return bool(self.fwd.functions and wanted) and all(value.numel() == 1 for value in wanted)
 
     def same(self, grads: dict[str, torch.Tensor]) -> list[str]:
-        """Gradients of a module that people wrote themselves that are one tensor, returned for two inputs:
-        autograd copies it where it keeps both."""
-        if not self.fwd.functions:
-            return []
+        """Gradients that are one tensor, returned for two inputs, as torch's own sum does: autograd copies it
+        where it keeps both."""
 
         def place(grad: torch.Tensor) -> tuple[Any, ...]:
             return grad.data_ptr(), grad.shape, grad.stride(), grad.dtype
 
-        names = list(grads)
+        names = [name for name, grad in grads.items() if grad.numel()]
         return [
             f"grad/{name}=grad/{other}"
             for at, name in enumerate(names)

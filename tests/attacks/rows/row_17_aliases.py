@@ -24,7 +24,19 @@ ATTACKS = [
                 "dw = dw.sum(0)\n        return dx, dw, dw.view(N), None",
             ),
         ),
-        "alias: .*grad/b=grad/w",
+        "gradient of b is wrong",
+    ),
+    Attack(
+        "one tensor for two inputs, of which the other's lies a row further",
+        "add_rms_partials",
+        (
+            (
+                "dx, dw = torch.empty_like(x), torch.empty_like(w)",
+                "both, dw = x.new_zeros((M + 1, N)), torch.empty_like(w)\n        dx = both[:M]",
+            ),
+            ("return dx, dx, dw, None", "return dx, both[1:], dw, None"),
+        ),
+        "alias: .*grad/r=grad/x",
     ),
     Attack(
         "a buffer of the forward, added to by every backward",

@@ -145,6 +145,7 @@ class GradWrite:
     asked: list = field(default_factory=list)  # what it asks of tensors
     covers: Node | None = None  # how many elements it reaches, where that is known
     advice: str = ""  # the better schedule that could not be proven
+    left_out: bool = False  # where the host passes no gradient to write to
 
 
 @dataclass(eq=False)

@@ -217,7 +217,12 @@ class Emitter:
             width = WIDTH - 4 * self.depth() - 2
             self.scope.lines[WRITE] += ["# " + line for line in folded(f"SCHEDULE: {advice}", width)]
         name = "atomic_add" if write.kind == "atomic_add" else "store"
-        self.line(WRITE, f"{self.tl}.{name}({', '.join(parts)})")
+        text = f"{self.tl}.{name}({', '.join(parts)})"
+        if write.left_out:
+            inner = break_line(text, WIDTH - 4 * self.depth() - 4)
+            self.scope.lines[WRITE] += [f"if {start} is not None:", *indented(inner)]
+        else:
+            self.line(WRITE, text)
 
     def tape_store(self, store: TapeStore) -> None:
         self.extra[store.buffer] = None

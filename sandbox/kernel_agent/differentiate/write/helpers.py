@@ -42,6 +42,14 @@ partial sums.
     return d if written == t.numel() else d.zero_()
 '''
 
+HANDED_ON = '''
+def handed_on(d, t, written):
+    """The gradient of `t`: `d` itself, of which kernels would write a copy, where it is laid out like `t`."""
+    if t is None or d is None or (d.shape, d.stride(), d.dtype) != (t.shape, t.stride(), t.dtype):
+        return gradient_of(t, written=written)
+    return d if written == t.numel() else gradient_of(t, written=written)
+'''
+
 LINEAR = '''
 @triton.jit
 def linear_step(a1, b1, a2, b2):
@@ -267,10 +275,11 @@ def _turned(name: str, count: str) -> str:
 
 def host_helpers(text: str) -> list[str]:
     """The functions that host code calls, where its text alone says so."""
-    named = [LAID_OUT, PASSED_ON, GRADIENT_OF, SUMMED, SUMMED_BOTH]
+    named = [LAID_OUT, PASSED_ON, GRADIENT_OF, HANDED_ON, SUMMED, SUMMED_BOTH]
     named += [FINISHED, DISJOINT, APART, AT_MOST, LONGEST, SEPARATE]
     both = _is_called(SUMMED_BOTH, text)  # calls summed() itself
-    return [helper for helper in named if _is_called(helper, text) or helper is SUMMED and both]
+    needed = {SUMMED: both, GRADIENT_OF: _is_called(HANDED_ON, text)}
+    return [helper for helper in named if _is_called(helper, text) or needed.get(helper)]
 
 
 def _is_called(helper: str, text: str) -> bool:

@@ -48,6 +48,7 @@ class Part:
     steps: list[Step] = field(default_factory=list)
     written: dict[str, str] = field(default_factory=dict)  # how many elements of a gradient are written
     split: set[str] = field(default_factory=set)  # gradients that a step allocates itself, as partial sums
+    copies: dict[str, str] = field(default_factory=dict)  # gradients that may be another tensor, and which
     rows: Rows | None = None  # a block is a whole row here
 
     @property
@@ -97,14 +98,18 @@ class FunctionText:
             return f'{config_name(site)}["{param}"]'
         return repr(arg.value)
 
-    def step(self, step: Step, rows: Rows | None = None) -> list[str]:
-        """The lines that make one launch."""
+    def step(self, step: Step, rows: Rows | None, copies: Mapping[str, str]) -> list[str]:
+        """The lines that make one launch; it writes to no gradient that is one of `copies`."""
         emitted = step.emitted
         args = self.site.args
         constexprs = [n for n in emitted.params if args[n].kind == "constexpr"]
         values = [self.value(n) for n in emitted.params if n not in constexprs]
         up = [upstream_name(n, self.inplace) for n in emitted.upstream]
-        values += up + [d for n in emitted.gradients if (d := gradient_name(n)) not in up]
+        grads = {n: d for n in emitted.gradients if (d := gradient_name(n)) not in up}
+        values += [
+            *up,
+            *(f"None if {d} is {copies[n]} else {d}" if n in copies else d for n, d in grads.items()),
+        ]
         values += [n if n in self.saving else step.extra[n] for n in emitted.extra]
         values += [f"{n}={self.value(n)}" for n in constexprs]
         if rows is not None and not self.site.warps:
@@ -122,7 +127,11 @@ class FunctionText:
             setup = [*setup, f"tiles = {grid[1:-2] if alone else grid}"]
             grid = "(tiles,)" if alone else "tiles"
         lines = [*setup, f"{emitted.name}[{grid}]({', '.join(values)})", *_summed(step.sums)]
-        return [part for line in lines for part in break_line(line, WIDTH - 8)]
+        lines = [part for line in lines for part in break_line(line, WIDTH - 8)]
+        if grads and all(n in copies for n in grads):
+            asked = " or ".join(f"{d} is not {copies[n]}" for n, d in grads.items())
+            lines = [f"if {asked}:", *indented(lines)]
+        return lines
 
     def check(self, layout: list[tuple[Node, Node | None]], optional: str | None = None) -> str:
         """Of a gradient's layout: any is right where a call leaves out what is `optional`."""
@@ -214,7 +223,7 @@ class FunctionText:
     def part(self, part: Part, gradients: list[str]) -> list[str]:
         """The lines that allocate `gradients` and make them."""
         body = [] if part.rows is None else part.rows.setup(self.expr)
-        for name in gradients:
+        for name in sorted(gradients, key=lambda name: name in part.copies):  # after what they are copies of
             if name in self.site.tables:
                 body += self.gradient_table(name)
             elif name in self.inplace:
@@ -227,11 +236,14 @@ class FunctionText:
                 flag = ", accumulate=True" if name in part.accumulated else ""
                 if name in part.written:
                     flag += f", written={part.written[name]}"
-                body += break_line(f"{gradient_name(name)} = gradient_of({name}{flag})", WIDTH - 8)
+                made = f"gradient_of({name}{flag})"
+                if name in part.copies:
+                    made = f"handed_on({part.copies[name]}, {name}, {part.written[name]})"
+                body += break_line(f"{gradient_name(name)} = {made}", WIDTH - 8)
         for check in part.checks:
             body += break_line(check, WIDTH - 8)
         for step in part.steps:
-            body += self.step(step, part.rows)
+            body += self.step(step, part.rows, part.copies)
         return body
 
     def gradient_table(self, name: str) -> list[str]:
