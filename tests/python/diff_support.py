@@ -96,9 +96,12 @@ def errors(
 
 
 def assert_right(
-    file: Path, result: dict[str, Any], cases: list[tuple[dict[str, Any], str]], bound: float = FP32
+    file: Path,
+    result: dict[str, Any],
+    cases: list[tuple[dict[str, Any], str]],
+    bound: float = FP32,
+    dtype: str = "float32",
 ) -> None:
-    wrong = {
-        n: e for n, e in errors(file, result["backward"], cases).items() if not all(v <= bound for v in e)
-    }
+    found = errors(file, result["backward"], cases, dtype)
+    wrong = {n: e for n, e in found.items() if not all(v <= bound for v in e)}
     assert not wrong, f"{file.stem}: {wrong}\n{result['backward']}"

@@ -42,6 +42,7 @@ from .schedule import (
     row_factors,
     row_tiles,
     saved,
+    scattered,
     second_launch,
     shared_loops,
     swapped_lanes,
@@ -54,6 +55,7 @@ from .schedule.kept_values import Spill
 from .schedule.owner import NotOwned, Owner, OwnerKernel
 from .schedule.partials import Partials
 from .schedule.saved import Saved
+from .schedule.scattered import Scattered
 from .schedule.shared_loops import Shared
 from .schedule.whole_rows import Rows
 from .write import saving_copy
@@ -424,7 +426,18 @@ def _part(fwd: Forward, plan: Scheduled, text: FunctionText, kernels: dict[str, 
         tape_step(text, step, plan.taped.buffers)
         for spill in owner.spills.made.values():
             scratch(text, step, spill, text.expr(spill.numel, 11))
-        part.steps.append(step)
+        part.scattered = _scattered(plan)
+        part.steps += [
+            *(
+                clear_step(one, emit(one.name(owner.name, "clear"), one.cleared, []))
+                for one in part.scattered
+            ),
+            step,
+            *(
+                round_step(one, emit(one.name(owner.name, "round"), one.rounded, []))
+                for one in part.scattered
+            ),
+        ]
         notes = []
     alone = not (plan.taped.buffers or plan.after or fused or plan.saved) and None not in owner.spills.flags()
     tiles_apart = site.blocks if draft.asked.apart and alone and isinstance(site.blocks, trace.Grid) else None
@@ -443,8 +456,15 @@ def _part(fwd: Forward, plan: Scheduled, text: FunctionText, kernels: dict[str, 
         note = "what is added to gradients that the kernels above have stored"
         part.steps.append(Step(emit(f"{owner.name}_after", plan.after, [note]), "grid"))
     _check_inplace(plan, part.gradients, accumulated)
-    every = found + [w for k in owner.kernels for w in writes(k.effects)]
-    apart = writes(reverse.effects)
+    part.written, part.copies = _written(plan, text), copies
+    return part
+
+
+def _written(plan: Scheduled, text: FunctionText) -> dict[str, str]:
+    """Of gradients of which each element is stored once, how many are."""
+    written, site = {}, plan.site
+    every = plan.writes + [w for k in plan.owner.kernels for w in writes(k.effects)]
+    apart = writes(plan.reverse.effects)
     for name in dict.fromkeys(w.base.attrs["name"] for w in every):
         stored = [
             w for w in every if w.base.attrs["name"] == name and w.kind == "store" and w.proof != SKIPPED
@@ -452,9 +472,26 @@ def _part(fwd: Forward, plan: Scheduled, text: FunctionText, kernels: dict[str, 
         covers = [w.covers for w in stored if w.covers is not None]
         alone = len(stored) == 1 or all(w in apart for w in stored)
         if covers and len(covers) == len(stored) and alone and name not in site.tables:
-            part.written[name] = text.expr(reduce(site.kernel.graph.add, covers))
-    part.copies = copies
-    return part
+            written[name] = text.expr(reduce(site.kernel.graph.add, covers))
+    return written
+
+
+def _scattered(plan: Scheduled) -> list[Scattered]:
+    """Gradients that the main kernel alone adds to, at few places."""
+    site = plan.site
+    if plan.fused is not None or plan.shared is not None or isinstance(site.blocks, trace.Tiles):
+        return []
+    others = {
+        w.base for effects in (plan.after, *(k.effects for k in plan.owner.kernels)) for w in writes(effects)
+    }
+    apart = {*site.kernel.inplace, *site.tables, *site.optional}
+    found = scattered.find(
+        plan.reverse,
+        trace.program_axes(site),
+        lambda base: base not in others and base.attrs["name"] not in apart,
+    )
+    sizes = {one.base: overwrite.number_of(site.kernel, one.reached, site.launch.grid) for one in found}
+    return [one for one in found if scattered.are_few(sizes[one.base], site.launch.args[one.base].numel())]
 
 
 def _copies(plan: Scheduled) -> dict[str, str]:
@@ -692,6 +729,18 @@ def partials_step(text: FunctionText, part: Part, emitted: Emitted, fused: Parti
         rows = " * ".join(["programs", *(f"grid[{axis}]" for axis in others)])
         private_rows(text, part, step, base, rows, fused.covers.get(base))
     return step
+
+
+def clear_step(one: Scattered, emitted: Emitted) -> Step:
+    """The launch that clears the sums before what adds to them."""
+    return Step(emitted, "grid", only=one.few)
+
+
+def round_step(one: Scattered, emitted: Emitted) -> Step:
+    """The launch that rounds the sums into a gradient, after what adds to them."""
+    d = gradient_name(one.base)
+    setup = [f"{one.sums}, {d} = {d}, gradient_of({one.base})"]
+    return Step(emitted, "grid", {one.sums: one.sums}, setup, only=one.few)
 
 
 def shared_step(

@@ -180,12 +180,9 @@ class Untraced:
 
 # Names of a generated Function: its locals, and the functions that it calls.
 OURS = words("ctx grid pointed upstream tiles splits programs row_warps grid_0 grid_1 grid_2 torch triton")
-OURS |= words(
-    "laid_out passed_on handed_on gradient_of summed finished disjoint sequences_apart ordered distinct"
-)
-OURS |= words(
-    "forward_grid summed_both at_most longest separate own untraced passed behind divided address_of table_of"
-)
+OURS |= words("laid_out passed_on handed_on sums_for gradient_of summed finished disjoint ordered distinct")
+OURS |= words("forward_grid sequences_apart summed_both at_most longest separate own untraced passed behind")
+OURS |= words("divided address_of table_of")
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 Folds = frozenset[tuple[str, int]]  # conditions, by file and line

@@ -8,6 +8,7 @@ row's neighbour is, needs no atomic add either: nothing else is written in its l
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from ..ir.names import adjoint_name, stem
@@ -48,8 +49,8 @@ def split(reverse: Reverse, axes: list[int], refused: dict[Node, str], grid: tup
             reverse.say(others[0].line, "store", alone.text, f"{owned} in the second launch, too")
     if not late:
         return []
-    effects = _only(reverse.effects, late, True)
-    reverse.effects = _only(reverse.effects, late, False)
+    effects = picked(reverse.effects, lambda write: write if write in late else None)
+    reverse.effects = _without(reverse.effects, late)
     return effects
 
 
@@ -58,16 +59,16 @@ def _first(reverse: Reverse, proofs: dict[GradWrite, Proof | str]) -> GradWrite 
     able = [
         write
         for write, proof in proofs.items()
-        if isinstance(proof, Proof) and all(_straight(w) for w in proofs if w is not write)
+        if isinstance(proof, Proof)
+        and all(is_straight(w.offset, w.mask, w.value) for w in proofs if w is not write)
     ]
     return max(able, key=lambda w: reverse.kernel.graph.elements(w.offset.shape), default=None)
 
 
-def _straight(write: GradWrite) -> bool:
-    """Whether a write needs no loop, no tape and no result of a branch that writes: it is cheap to compute
+def is_straight(*values: Node | None) -> bool:
+    """Whether values need no loop, no tape and no result of a branch that writes: they are cheap to compute
     once more, and the same then."""
-    roots = [n for n in (write.offset, write.mask, write.value) if n is not None]
-    nodes = [n for n in reachable(roots, _parts) if isinstance(n, Node)]
+    nodes = [n for n in reachable([n for n in values if n is not None], _parts) if isinstance(n, Node)]
     return not any(n.op in ("loopout", "phi") or n.attrs.get("buffer") or _writes(n) for n in nodes)
 
 
@@ -88,27 +89,30 @@ def _why(others: list[GradWrite]) -> Why:
     return Why("several", "several places write this gradient")
 
 
-def _only(effects: list, late: list[GradWrite], wanted: bool) -> list:
-    """The effects with only the late writes, or without them."""
+def picked(effects: list, made: Callable[[GradWrite], GradWrite | None]) -> list:
+    """Effects anew with what is made of the writes alone; None: nothing is."""
     kept: list = []
     for effect in effects:
         if isinstance(effect, GradWrite):
-            if (effect in late) == wanted:
-                kept.append(effect)
+            write = made(effect)
+            kept += [] if write is None else [write]
         elif isinstance(effect, For):
-            inner = _only(effect.effects, late, wanted)
-            if wanted and inner:
+            inner = picked(effect.effects, made)
+            if inner:
                 kept.append(For(effect.region, effect.outer, effects=inner, order="any", line=effect.line))
-            elif not wanted:
-                effect.effects = inner
-                kept.append(effect)
         elif isinstance(effect, If):
-            then, other = _only(effect.then_effects, late, wanted), _only(effect.other_effects, late, wanted)
-            if not wanted:
-                effect.then_effects, effect.other_effects = then, other
-                kept.append(effect)
-            elif then or other:
+            then, other = picked(effect.then_effects, made), picked(effect.other_effects, made)
+            if then or other:
                 kept.append(replace(effect, then_effects=then, other_effects=other, outs=[]))
-        elif not wanted:
-            kept.append(effect)
     return kept
+
+
+def _without(effects: list, late: list[GradWrite]) -> list:
+    """The effects without the late writes."""
+    for effect in effects:
+        if isinstance(effect, For):
+            effect.effects = _without(effect.effects, late)
+        elif isinstance(effect, If):
+            effect.then_effects = _without(effect.then_effects, late)
+            effect.other_effects = _without(effect.other_effects, late)
+    return [effect for effect in effects if effect not in late]

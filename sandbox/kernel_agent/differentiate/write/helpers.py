@@ -50,6 +50,17 @@ def handed_on(d, t, written):
     return d if written == t.numel() else gradient_of(t, written=written)
 '''
 
+SUMS_FOR = '''
+def sums_for(t, reached):
+    """Memory for sums of the gradient of `t`, to so many elements of which a launch adds, and whether those
+    are so few that they are cleared alone. Else all of it is zero: float32 where `t` is less.
+    """
+    few = t is not None and t.element_size() < 4 and 5 * reached < 4 * t.numel()
+    if not few:
+        return gradient_of(t, accumulate=True), False
+    return torch.empty_strided(t.shape, t.stride(), dtype=torch.float32, device=t.device), True
+'''
+
 LINEAR = '''
 @triton.jit
 def linear_step(a1, b1, a2, b2):
@@ -275,10 +286,10 @@ def _turned(name: str, count: str) -> str:
 
 def host_helpers(text: str) -> list[str]:
     """The functions that host code calls, where its text alone says so."""
-    named = [LAID_OUT, PASSED_ON, GRADIENT_OF, HANDED_ON, SUMMED, SUMMED_BOTH]
+    named = [LAID_OUT, PASSED_ON, GRADIENT_OF, HANDED_ON, SUMS_FOR, SUMMED, SUMMED_BOTH]
     named += [FINISHED, DISJOINT, APART, AT_MOST, LONGEST, SEPARATE]
     both = _is_called(SUMMED_BOTH, text)  # calls summed() itself
-    needed = {SUMMED: both, GRADIENT_OF: _is_called(HANDED_ON, text)}
+    needed = {SUMMED: both, GRADIENT_OF: _is_called(HANDED_ON, text) or _is_called(SUMS_FOR, text)}
     return [helper for helper in named if _is_called(helper, text) or needed.get(helper)]
 
 

@@ -21,6 +21,7 @@ from ..ir.spelling import INFIX, call_name, choice, gradient_name, upstream_name
 from ..prove.packed import Asked, AtMost, Distinct, Ordered
 from ..read.trace import Grid, Site, Tiles, grid_written
 from ..schedule.saved import Saved
+from ..schedule.scattered import Scattered
 from ..schedule.whole_rows import WARPS, Rows
 from .emit import Emitted
 from .line_breaks import WIDTH, break_line, indented, wrap
@@ -37,6 +38,7 @@ class Step:
     extra: dict[str, str] = field(default_factory=dict)
     setup: list[str] = field(default_factory=list)
     sums: list[tuple[str, str]] = field(default_factory=list)  # partial sums, and what they are gradients of
+    only: str = ""  # the host's name for whether it is made; "": always
 
 
 @dataclass
@@ -49,6 +51,7 @@ class Part:
     written: dict[str, str] = field(default_factory=dict)  # how many elements of a gradient are written
     split: set[str] = field(default_factory=set)  # gradients that a step allocates itself, as partial sums
     copies: dict[str, str] = field(default_factory=dict)  # gradients that may be another tensor, and which
+    scattered: list[Scattered] = field(default_factory=list)
     rows: Rows | None = None  # a block is a whole row here
 
     @property
@@ -131,7 +134,7 @@ class FunctionText:
         if grads and all(n in copies for n in grads):
             asked = " or ".join(f"{d} is not {copies[n]}" for n, d in grads.items())
             lines = [f"if {asked}:", *indented(lines)]
-        return lines
+        return [f"if {step.only}:", *indented(lines)] if step.only else lines
 
     def check(self, layout: list[tuple[Node, Node | None]], optional: str | None = None) -> str:
         """Of a gradient's layout: any is right where a call leaves out what is `optional`."""
@@ -223,6 +226,7 @@ class FunctionText:
     def part(self, part: Part, gradients: list[str]) -> list[str]:
         """The lines that allocate `gradients` and make them."""
         body = [] if part.rows is None else part.rows.setup(self.expr)
+        scattered = {one.base: one for one in part.scattered}
         for name in sorted(gradients, key=lambda name: name in part.copies):  # after what they are copies of
             if name in self.site.tables:
                 body += self.gradient_table(name)
@@ -237,9 +241,13 @@ class FunctionText:
                 if name in part.written:
                     flag += f", written={part.written[name]}"
                 made = f"gradient_of({name}{flag})"
+                left = gradient_name(name)
                 if name in part.copies:
                     made = f"handed_on({part.copies[name]}, {name}, {part.written[name]})"
-                body += break_line(f"{gradient_name(name)} = {made}", WIDTH - 8)
+                if name in scattered:
+                    one = scattered[name]
+                    left, made = f"{left}, {one.few}", f"sums_for({name}, {self.expr(one.reached)})"
+                body += break_line(f"{left} = {made}", WIDTH - 8)
         for check in part.checks:
             body += break_line(check, WIDTH - 8)
         for step in part.steps:
