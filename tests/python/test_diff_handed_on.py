@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from diff_support import assert_right, draft, edits_of, pair_text
+from diff_support import MARKER, ROOT, assert_right, draft, edits_of, pair_text
 from kernel_agent import forward
 
 RESIDUAL = """import torch
@@ -139,6 +139,16 @@ def test_sum_of_two_inputs__launches_nothing(changed) -> None:
     upstream = torch.randn(5, 12)
     assert all(d.data_ptr() == upstream.data_ptr() for d in gradients(file, result, upstream, *example())[:2])
     assert_right(file, result, OTHERS)
+
+
+def test_launch_that_keeps_something_for_another__is_made(tmp_path: Path) -> None:
+    pair = (ROOT / "dataset/matmul_epilogue/linear_layer_scale_residual.py").read_text()
+    file = tmp_path / "layer.py"
+    file.write_text(pair.partition(MARKER)[0])
+    sizes = forward.load(file).module.SWEEP_CPU
+    result = draft(file, sizes[0])
+    assert "None if d_r_ptr is d_y_ptr else d_r_ptr, spill_d" in result["backward"]
+    assert_right(file, result, [(dims, "normal") for dims in sizes], 1e-4)
 
 
 def test_two_inputs_of_one_sum__have_one_gradient(changed) -> None:
