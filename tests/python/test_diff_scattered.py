@@ -33,15 +33,15 @@ def gather(w, idx):
     return y
 
 
-SWEEP = [{"N": 4, "V": 50, "D": 20}]
+SWEEP = [{"N": 4, "V": 100, "D": 20}]
 
 
 def make_args(dims, device="cuda", dtype=torch.bfloat16):
     w = torch.randn(dims["V"], dims["D"], device=device, dtype=dtype)
     return w, torch.randint(0, dims["V"], (dims["N"],), device=device)
 """
-DIMS = {"N": 4, "V": 50, "D": 20}
-FEW = [(DIMS, "normal"), ({"N": 9, "V": 30, "D": 16}, "normal"), ({"N": 1, "V": 40, "D": 3}, "expanded")]
+DIMS = {"N": 4, "V": 100, "D": 20}
+FEW = [(DIMS, "normal"), ({"N": 9, "V": 70, "D": 16}, "normal"), ({"N": 1, "V": 40, "D": 3}, "expanded")]
 MANY = [({"N": 60, "V": 7, "D": 20}, "normal"), ({"N": 5, "V": 1, "D": 5}, "normal")]
 BOUND = 0.01  # of one rounding to half
 
@@ -87,7 +87,7 @@ def test_one_row_of_many_programs__is_summed_once_in_float32(changed) -> None:
     pair = file.with_name("pair.py")
     pair.write_text(pair_text(file.read_text(), result["backward"]))
     entry = getattr(forward.load(pair).module, result["entry"])
-    w = torch.zeros(500, 16, dtype=torch.bfloat16, requires_grad=True)
+    w = torch.zeros(20_000, 16, dtype=torch.bfloat16, requires_grad=True)
     y = entry(w, torch.full((201,), 3))
     upstream = torch.ones_like(y)
     upstream[0] = 256

@@ -55,7 +55,7 @@ def sums_for(t, reached):
     """Memory for sums of the gradient of `t`, to so many elements of which a launch adds, and whether those
     are so few that they are cleared alone. Else all of it is zero: float32 where `t` is less.
     """
-    few = t is not None and t.element_size() < 4 and 5 * reached < 4 * t.numel()
+    few = t is not None and t.element_size() < 4 and 6 * reached < t.numel()
     if not few:
         return gradient_of(t, accumulate=True), False
     return torch.empty_strided(t.shape, t.stride(), dtype=torch.float32, device=t.device), True
