@@ -37,6 +37,7 @@ from .schedule import (
     handed_on,
     own_adds,
     own_blocks,
+    own_lanes,
     own_tiles,
     partials,
     row_factors,
@@ -133,7 +134,11 @@ def differentiate(
         traced = trace.trace(fwd, first(), (make() for make in more), folds)
         trace.other_launches(fwd, more, traced[0])
         asked = [site for site in traced[0] if site.outputs]
-        blocks = [w for one in (own_blocks, own_tiles, row_tiles) for w in one.chosen(asked, config or {})]
+        blocks = [
+            w
+            for one in (own_blocks, own_tiles, own_lanes, row_tiles)
+            for w in one.chosen(asked, config or {})
+        ]
         if blocks:
             traced = trace.trace(fwd, first(), (make() for make in more), folds, blocks)
             trace.other_launches(fwd, more, traced[0])

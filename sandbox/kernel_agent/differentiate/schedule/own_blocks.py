@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ..ir.nodes import For, Node, Store, nodes_in, walk
+from ..ir.nodes import For, Node, Store, beneath, nodes_in, walk
 from ..ir.values import Kernel, is_static
 from ..prove.blocks import Blocks, Hangs
 from ..read.trace import Blocks as Sizes
@@ -74,7 +74,8 @@ def shared_out(nodes: Iterable[Node]) -> Iterator[tuple[Node, int]]:
     known = set(nodes)
     sizes = {n.args[1] for n in known if n.op == "arange"}
     for node in known:
-        for pid, size in (node.args, node.args[::-1]) if node.op == "mul" else ():
+        for factor, size in (node.args, node.args[::-1]) if node.op == "mul" else ():
+            pid = beneath(factor, "cast")
             if pid.op == "pid" and size.op == "constexpr" and size in sizes:
                 yield size, pid.attrs["axis"]
 

@@ -12,7 +12,7 @@ from ...forward import Forward
 from ...launches import jit_function
 from ..ir.nodes import nodes_in
 from ..read.trace import Site
-from . import own_blocks, own_tiles, row_tiles
+from . import own_blocks, own_lanes, own_tiles, row_tiles
 
 MOST = 8
 LISTED = "_kernel_agent_listed"  # where an autotuner keeps its configurations while it is bound to one
@@ -24,7 +24,7 @@ def menu(fwd: Forward, sites: list[Site]) -> list[dict[str, Any]]:
     for site in sites:
         if (own := own_blocks.find(site)) is not None:
             found += own_blocks.offers(own, site)
-        found += own_tiles.offers(site)
+        found += own_tiles.offers(site) + own_lanes.offers(site)
         found += row_tiles.offers(site)
         bound = site.launch.config or {}
         listed = [
