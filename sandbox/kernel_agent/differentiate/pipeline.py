@@ -44,6 +44,7 @@ from .schedule import (
     second_launch,
     shared_loops,
     swapped_lanes,
+    tile_queues,
     tuning,
     whole_rows,
 )
@@ -503,7 +504,7 @@ def _scheduled(site: trace.Site, name: str, asked: Asked, known: list[LineReport
     fused = partials.fuse(reverse, axes) if asked.schedule == "partials" else None
     after: list = []
     if asked.schedule != "atomic" and not isinstance(fused, Partials):
-        owner.run()
+        owner = _of_tiles(reverse, axes, name, site.launch.grid) or owner.run()
         after = second_launch.split(reverse, axes, owner.refused, site.launch.grid)
         own_adds.run(reverse, axes, site.launch.grid)
         gradient_writes.mark(reverse)
@@ -532,6 +533,17 @@ def _scheduled(site: trace.Site, name: str, asked: Asked, known: list[LineReport
         if other.saved and other.fused is not None:
             return other
     return plan
+
+
+def _of_tiles(reverse: Reverse, axes: list[int], name: str, grid: tuple[int, ...]) -> Owner | None:
+    """The owners of tiles that programs walk a queue of, where there are any."""
+    before = list(reverse.report)
+    walked = tile_queues.find(reverse, axes, grid)
+    owner = None if walked is None else Owner(reverse, axes, name, grid, walk=walked).run()
+    if owner is not None and owner.kernels:
+        return owner
+    reverse.report = before
+    return None
 
 
 @dataclass

@@ -36,6 +36,7 @@ from ..reverse.sweep import Reverse
 from .gradient_writes import depends
 from .kept_values import Spills
 from .programs import program_variables
+from .tile_queues import Walk
 from .windows import Turned, turn, windowed
 
 PROGRAMS = 128  # about one on each multiprocessor
@@ -65,13 +66,22 @@ class Owner:
     """Moves eligible atomic writes of one reverse sweep to kernels of their own."""
 
     def __init__(
-        self, reverse: Reverse, axes: list[int], name: str, grid: tuple[int, ...], products: bool = False
+        self,
+        reverse: Reverse,
+        axes: list[int],
+        name: str,
+        grid: tuple[int, ...],
+        products: bool = False,
+        walk: Walk | None = None,
     ) -> None:
-        """`products`: split also the sums of products of blocks, for few tiles with long sums."""
+        """`products`: split also the sums of products of blocks, for few tiles with long sums. `walk`: move
+        the writes of its tiles, and no others."""
+        self.walk = walk
+        axes = [axis for axis in axes if walk is None or axis != walk.axis]
         self.reverse, self.kernel, self.g = reverse, reverse.kernel, reverse.kernel.graph
         self.name, self.grid, self.products = name, grid, products
         self.programs = program_variables(self.kernel, reverse.effects, axes)
-        self.spills = Spills(reverse, self.programs, self.grid_param)
+        self.spills = Spills(reverse, self.programs, self.grid_param, walk is not None)
         self.refused: dict[Node, str] = {}  # gradients that keep their writes, and why
         self.kernels: list[OwnerKernel] = []
         self.divisible = list(self.programs.divisible)  # sizes that the host has to find divisible
@@ -81,7 +91,8 @@ class Owner:
     def run(self) -> Owner:
         bases: dict[Node, list[tuple[GradWrite, tuple[For, ...]]]] = {}
         for write, loops in placed(self.reverse.effects, GradWrite):
-            bases.setdefault(write.base, []).append((write, loops))
+            found = (write, loops) if self.walk is None else self.walk.writes.get(id(write), (write, loops))
+            bases.setdefault(write.base, []).append(found)
         groups: dict[tuple, list] = {}
         for base, writes in bases.items():
             if any(w.kind != "store" for w, _ in writes):
@@ -117,6 +128,8 @@ class Owner:
         return plan
 
     def plan(self, base: Node, writes: list) -> Plan | str:
+        if self.walk is not None and any(id(w) not in self.walk.origins for w, _ in writes):
+            return Why("carry", "its value depends on what the loop carries")
         needed = [n for w, _ in writes for n in nodes_in([w.value])]
         if base.attrs["name"] in self.kernel.inplace:
             return Why("inplace", "it takes the place of an upstream gradient, which is passed on elsewhere")
@@ -127,7 +140,7 @@ class Owner:
             if isinstance(part, str):
                 return part
             parts.append(part)
-        if len(parts) > 1 and len({self.tiles.node(w.offset) for w, _ in writes}) > 1:
+        if self.walk is None and len(parts) > 1 and len({self.tiles.node(w.offset) for w, _ in writes}) > 1:
             before = self.spills.state()
             shifted = [p for p in (self.turned(w, loops, True) for w, loops in writes) if isinstance(p, Part)]
             if len(shifted) == len(parts):
@@ -147,6 +160,8 @@ class Owner:
     def part(self, write: GradWrite, loops: tuple[For, ...]) -> Part | str:
         """What owns a write: a tile of its address as it is, or of the window that it is turned into."""
         found = self.nest(write, loops)
+        if self.walk is not None:
+            return found
         if isinstance(found, Part):
             if not windowed(self.g, self.programs, self.tiles, self.grid, write):
                 return found
@@ -238,6 +253,8 @@ class Owner:
     def most(self, end: Node, data: bool = True) -> Node | None:
         """The greatest end of a loop in any program: of its value or, with `data`, of what the host finds."""
         known = upper(self.g, end)
+        if known is None and self.walk is not None and self.walk.steps is not None:
+            return longest(self.g, end, self.walk.steps)
         return longest(self.g, end) if known is None and data else known
 
     def address(self, affine: Affine, write: GradWrite) -> Address | str:
@@ -288,7 +305,7 @@ class Owner:
         # A batch of packed sequences is one: other programs would store the same rows in the forward, too.
         plain = Affine(self.g)
         whole = packed.Packed(plain.groups(write.offset) or [], asked=rows.asked)
-        for axis in range(len(self.grid)):
+        for axis in (axis for axis in range(len(self.grid)) if self.walk is None or axis != self.walk.axis):
             packed.alone(plain, whole, set(), axis, self.grid)
         return Address(rows.groups, known, every, rows.asked)
 
@@ -337,6 +354,8 @@ class Owner:
                 return not self.programs.of(item) <= set(own)
             if item.op in ("pid", "loopout", "phi") or item in ivs:
                 return True
+            if item.op == "load" and self.walk is not None and item.home is self.walk.steps:
+                return False  # what every program loads in each step: it hangs on its address alone
             return item.op == "vpid" and item not in own or item.op == "load" and item.home is not self.g.top
 
         return any(map(differs, reachable([node], parts)))
@@ -357,6 +376,7 @@ class Owner:
         small = turned is None or (not turned.window and idle)
         few = small and first.dots and shared is not None and idle
         split = (small and not first.dots) or (few and (self.products or self._long(shared)))
+        split = split and self.walk is None  # what is summed over are loops
         why = None
         if split and all(v in first.parts[0].own for v in virtual):
             why = "its address determines every program id: there is no axis to sum over"
@@ -372,6 +392,8 @@ class Owner:
 
         counts = [Axis(("trip", i), size) for i, size in enumerate(sizes)]
         counts += [Axis(v, v.attrs["count"], v.hint) for v in first.parts[0].own]
+        if self.walk is not None:  # programs of one group stand beside each other
+            counts.reverse()
         while len(counts) > 3 - split:  # the first two share an axis
             high, low = counts[:2]
             counts[:2] = [Axis(None, g.mul(high.count, low.count), shared=(high, low))]
@@ -411,9 +433,11 @@ class Owner:
             made.effects.append(self._guarded(effect, first, nests[-1]) if made.optional else effect)
             made.layouts += [layout for p in plan.parts for layout in p.layouts]
             made.asked += [asked for p in plan.parts for asked in p.asked]
+            made.asked += [] if self.walk is None else self.walk.asked
             self._remove(plan)
             reason = f"owned tiles: {'partial sums of ' if split else ''}one program a tile"
             proof = "affine nest" if turned is None else turned.what
+            proof = proof if self.walk is None else "every tile once"
             d = adjoint_name(plan.base.attrs["name"])
             self.reverse.say(write.line, "owner", proof, f"{d}: {reason}")
         made.notes = [self._note(made, first)]
@@ -489,6 +513,8 @@ class Owner:
 
     def _remove(self, plan: Plan) -> None:
         gone = {id(part.write if part.turned is None else part.turned.origin) for part in plan.parts}
+        if self.walk is not None:
+            gone = {id(self.walk.origins[at]) for at in gone}
 
         def clean(effects: list) -> None:
             effects[:] = [e for e in effects if id(e) not in gone]

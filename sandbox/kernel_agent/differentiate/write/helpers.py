@@ -153,10 +153,11 @@ def disjoint(*dims):
 '''
 
 APART = '''
-def ordered(t):
-    """Whether `t` does not decrease: the sequences that it bounds have rows of their own then."""
+def ordered(t, least=None):
+    """Whether `t` does not decrease, from `least` on: what it bounds has rows of its own then."""
     starts = t.flatten()
-    return (starts[1:] >= starts[:-1]).all() & t.is_contiguous()
+    first = True if least is None else (starts[:1] >= least).all()
+    return (starts[1:] >= starts[:-1]).all() & first & t.is_contiguous()
 
 
 def distinct(t, width, count):
@@ -179,12 +180,20 @@ def at_most(grid, axis, count):
         raise ValueError(f"{grid[axis]} programs along axis {axis}, of {count}, would write the same rows")
 '''
 
+WALKED = '''
+def walked(programs, step, tiles=None):
+    """Check that programs that take every `step`-th tile have each once: so many, or one for each tile."""
+    if programs != step and not (tiles is not None and tiles <= programs <= step):
+        raise ValueError(f"{programs} programs that take every {step}th tile leave some out, or have some twice")
+'''
+
 LONGEST = '''
 def longest(grid, device, steps):
     """The greatest number of steps that a program takes; `steps` of the programs' ids, which data decides."""
     shapes = ((-1, 1, 1), (1, -1, 1), (1, 1, -1))
     ids = [torch.arange(n, device=device).view(shape) for n, shape in zip([*grid, 1, 1], shapes)]
-    return int(steps(ids).max())
+    counts = steps(ids)
+    return int(counts.max()) if counts.numel() else 0
 '''
 
 SEPARATE = '''
@@ -268,7 +277,7 @@ def _turned(name: str, count: str) -> str:
 def host_helpers(text: str) -> list[str]:
     """The functions that host code calls, where its text alone says so."""
     named = [LAID_OUT, PASSED_ON, GRADIENT_OF, SUMMED, SUMMED_BOTH]
-    named += [FINISHED, DISJOINT, APART, AT_MOST, LONGEST, SEPARATE]
+    named += [FINISHED, DISJOINT, APART, AT_MOST, WALKED, LONGEST, SEPARATE]
     both = _is_called(SUMMED_BOTH, text)  # calls summed() itself
     return [helper for helper in named if _is_called(helper, text) or helper is SUMMED and both]
 

@@ -18,7 +18,7 @@ from ..ir import counts
 from ..ir.nodes import Node, Region, nodes_in
 from ..ir.refusal import Refusal
 from ..ir.spelling import INFIX, call_name, choice, gradient_name, upstream_name
-from ..prove.packed import Asked, AtMost, Distinct, Ordered
+from ..prove.packed import Asked, AtMost, Distinct, Ordered, Walked
 from ..read.trace import Grid, Site, Tiles, grid_written
 from ..schedule.saved import Saved
 from ..schedule.whole_rows import WARPS, Rows
@@ -141,7 +141,18 @@ class FunctionText:
     def asked(self, facts: list[Asked]) -> list[str]:
         """What the host asks of tensors, and of the launch."""
         of_launch = [f"at_most(grid, {f.axis}, {self.expr(f.count)})" for f in facts if isinstance(f, AtMost)]
-        known = [f"ordered({self.value(f.name)})" for f in facts if isinstance(f, Ordered)]
+        for walk in (f for f in facts if isinstance(f, Walked)):
+            tiles = "" if walk.tiles is None else f", {self.expr(walk.tiles)}"
+            of_launch.append(f"walked(grid[{walk.axis}], {self.expr(walk.step)}{tiles})")
+        bounds = [f for f in facts if isinstance(f, Ordered)]
+        least = {
+            f.name: max((b.least for b in bounds if b.name == f.name and b.least is not None), default=None)
+            for f in bounds
+        }
+        known = [
+            f"ordered({self.value(name)}{'' if first is None else f', {first}'})"
+            for name, first in least.items()
+        ]
         for fact in (f for f in facts if isinstance(f, Distinct)):
             known.append(f"distinct({self.value(fact.name)}, {fact.width}, grid[{fact.axis}])")
         asked = f"sequences_apart({', '.join(dict.fromkeys(known))})"
@@ -175,7 +186,9 @@ class FunctionText:
             text = f"not {inner}" if node.op == "not" else f"{inner} is None"
             return f"({text})" if prec > 3 else text
         if node.op == counts.OP:
-            return f"longest(grid, {self.device()}, lambda pid: {counts.text(node.args[0], self.expr)})"
+            count, *steps = node.args
+            over = tuple_text([self.expr(n) for n in steps]) if steps else "grid"
+            return f"longest({over}, {self.device()}, lambda pid: {counts.text(count, self.expr)})"
         if name := call_name(node):
             return f"{name}({', '.join(self.expr(a) for a in node.args)})"
         assert node.op in INFIX, f"`{node.op}` cannot be computed on the host"

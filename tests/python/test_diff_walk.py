@@ -1,0 +1,190 @@
+"""Programs that walk a queue of tiles: whoever owns a tile of a gradient sums over the tiles that reach it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from diff_support import ROOT, assert_right, draft, edits_of, errors
+
+FORWARD = """
+import torch
+import triton
+import triton.language as tl
+from kernel_agent import autodiff
+
+SWEEP = [{"ROWS": [5, 0, 33, 17], "N": 20, "K": 24, "P": 3}]
+
+
+def make_args(dims, device="cuda", dtype=torch.float32):
+    rows, n, k = dims["ROWS"], dims["N"], dims["K"]
+    x = torch.randn(sum(rows) + 2, k, device=device, dtype=dtype)  # two rows are of no group
+    w = torch.randn(len(rows), k, n, device=device, dtype=dtype)
+    ends = torch.tensor(rows, device=device, dtype=torch.int32).cumsum(0).int()
+    return x, w, ends, dims["P"]
+
+
+@triton.jit
+def tiles_kernel(
+    x_ptr, w_ptr, ends_ptr, y_ptr, G, N, K,
+    PROGRAMS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):
+    tile = tl.program_id(0)
+    tiles_n = tl.cdiv(N, BN)
+    first = 0
+    begin = 0
+    for g in range(G):
+        end = tl.load(ends_ptr + g)
+        last = first + tl.cdiv(end - begin, BM) * tiles_n
+        while tile < last:
+            local = tile - first
+            rows = begin + (local // tiles_n) * BM + tl.arange(0, BM)
+            cols = (local % tiles_n) * BN + tl.arange(0, BN)
+            acc = tl.zeros((BM, BN), dtype=tl.float32)
+            for start in range(0, K, BK):
+                inner = start + tl.arange(0, BK)
+                x = tl.load(
+                    x_ptr + rows[:, None] * K + inner[None, :],
+                    mask=(rows[:, None] < end) & (inner[None, :] < K), other=0.0,
+                )
+                at = (g * K + inner[:, None]) * N + cols[None, :]
+                w = tl.load(w_ptr + at, mask=(inner[:, None] < K) & (cols[None, :] < N), other=0.0)
+                acc = tl.dot(x, w, acc, input_precision="ieee")
+            tl.store(
+                y_ptr + rows[:, None] * N + cols[None, :], acc,
+                mask=(rows[:, None] < end) & (cols[None, :] < N),
+            )
+            tile += PROGRAMS
+        first = last
+        begin = end
+
+
+@autodiff(inputs_require_grad=(0, 1))
+def tiles(x, w, ends, programs):
+    G, K, N = w.shape
+    y = torch.zeros((x.shape[0], N), device=x.device, dtype=x.dtype)
+    tiles_kernel[(programs,)](x, w, ends, y, G, N, K, PROGRAMS=programs, BM=16, BN=16, BK=16)
+    return y
+"""
+DIMS = {"ROWS": [5, 0, 33, 17], "N": 20, "K": 24, "P": 3}
+CASES = [
+    ({"ROWS": rows, "N": n, "K": k, "P": p}, "normal")
+    for rows, n, k, p in (
+        ([5, 0, 33, 17], 20, 24, 3),
+        ([0, 0, 40], 17, 16, 2),  # the first are empty
+        ([7, 0], 5, 3, 1),
+        ([50], 33, 40, 4),  # one group
+        ([3, 1, 2], 4, 20, 40),  # more programs than tiles
+        ([0, 0], 4, 5, 2),  # nothing at all
+    )
+]
+
+
+@pytest.fixture
+def changed(tmp_path: Path):
+    return edits_of(FORWARD, tmp_path / "tiles.py")
+
+
+def test_tiles_of_both_gradients__have_owners(changed) -> None:
+    file = changed()
+    result = draft(file, DIMS)
+    assert (result["report"]["atomics"], result["report"]["atomics_naive"]) == (0, 2)
+    text = " ".join(result["backward"].split())
+    assert "tl.atomic_add" not in text
+    assert "walked(grid[0], PROGRAMS)" in text and "sequences_apart(ordered(ends_ptr, 0))" in text
+    assert "tiles_kernel_bwd_w[(triton.cdiv(K, BK), triton.cdiv(N, BN), G)](" in text
+    assert "longest((G,), x_ptr.device, lambda pid:" in text
+    assert "one program owns a tile of d_x, summed over `tile_n`" in text
+    assert "one program owns a tile of d_w, summed over `tile_m`" in text
+    assert "gradient_of(w_ptr, written=G * K * N)" in text
+    assert_right(file, result, CASES)
+
+
+def test_example__has_no_atomics() -> None:
+    file = ROOT / "examples/grouped_gemm.py"
+    result = draft(file, {"G": 3, "M": 100, "N": 70, "K": 40})
+    assert result["report"]["atomics"] == 0
+    sizes = [{"G": g, "M": m, "N": n, "K": k} for g, m, n, k in ((3, 100, 70, 40), (1, 65, 64, 33))]
+    assert_right(file, result, [(dims, "normal") for dims in sizes])
+
+
+SAME = {
+    "a loop over a range": [
+        ("while tile < last:\n            local = tile - first", "for t in range(tile, last, PROGRAMS):\n            local = t - first"),
+        ("            tile += PROGRAMS\n", ""),
+        ("        first = last\n", "        tile += tl.maximum(tl.cdiv(last - tile, PROGRAMS), 0) * PROGRAMS\n        first = last\n"),
+    ],
+    "as many as there are programs": [("tile += PROGRAMS", "tile += tl.num_programs(0)")],
+    "where a group begins is carried": [
+        ("        end = tl.load(ends_ptr + g)\n        last = first +", "        end = tl.load(ends_ptr + g)\n        first = last\n        last = first +"),
+        ("    first = 0\n", "    last = 0\n"),
+        ("        first = last\n        begin = end\n", "        begin = end\n"),
+    ],
+    "columns first": [
+        ("last = first + tl.cdiv(end - begin, BM) * tiles_n", "tiles_m = tl.cdiv(end - begin, BM)\n        last = first + tiles_m * tiles_n"),
+        ("(local // tiles_n) * BM", "(local % tiles_m) * BM"),
+        ("(local % tiles_n) * BN", "(local // tiles_m) * BN"),
+    ],
+    "each group from its first tile on": [
+        ("        last = first + tl", "        tile = tl.program_id(0)\n        last = tl"),
+        ("local = tile - first", "local = tile"),
+        ("        first = last\n", ""),
+        ("    first = 0\n", ""),
+    ],
+    "ends in 64 bits": [("tl.load(ends_ptr + g)", "tl.load(ends_ptr + g).to(tl.int64)")],
+    "both ends of a group loaded": [
+        ("        end = tl.load(ends_ptr + g)\n", "        begin = tl.load(ends_ptr + g)\n        end = tl.load(ends_ptr + g + 1)\n"),
+        ("        begin = end\n", ""),
+        ("    begin = 0\n", ""),
+        ("    ends = torch.tensor(rows,", "    ends = torch.tensor([0, *rows],"),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_other_ways_to_walk__are_the_same(changed, name: str) -> None:
+    file = changed(*SAME[name])
+    result = draft(file, DIMS)
+    assert result["report"]["atomics"] == 0, result["report"]["lines"]
+    assert_right(file, result, CASES)
+
+
+NOT = {
+    "steps of another number": [("PROGRAMS=programs,", "PROGRAMS=2 * programs,")],
+    "more programs than steps": [("tiles_kernel[(programs,)]", "tiles_kernel[(2 * programs,)]")],
+    "pairs of programs": [("tile = tl.program_id(0)", "tile = tl.program_id(0) // 2")],
+    "tiles left out": [("PROGRAMS=programs,", "PROGRAMS=programs + 1,")],
+    "a group begins before the last one ends": [("        first = last\n", "        first = last - 1\n")],
+    "the first tile is not the program's": [("tile = tl.program_id(0)", "tile = tl.program_id(0) + 1")],
+    "the first group begins later": [("    first = 0\n", "    first = 1\n")],
+    "a program leaves groups out": [("for g in range(G)", "for g in range(tl.program_id(0) % 2, G)")],
+}  # fmt: skip
+
+
+WHOLE = ("steps of another number", "tiles left out", "the first tile is not the program's")
+
+
+@pytest.mark.parametrize("name", NOT)
+def test_what_is_no_queue__is_added_atomically(changed, name: str) -> None:
+    file = changed(*NOT[name])
+    result = draft(file, DIMS)
+    assert result["report"]["atomics"] == 2
+    assert "walked(" not in result["backward"]
+    if name in WHOLE:  # in others programs store one tile twice
+        assert_right(file, result, [case for case in CASES if sum(case[0]["ROWS"])])
+
+
+def test_what_a_call_breaks__is_asked(changed) -> None:
+    """Other calls than the traced one: ends that fall, and fewer programs than tiles are shared out to."""
+    file = changed(
+        ("    return x, w, ends, dims", "    ends = ends[torch.tensor(dims['ORDER'])] if 'ORDER' in dims else ends\n    return x, w, ends, dims"),
+    )  # fmt: skip
+    result = draft(file, DIMS)
+    assert result["report"]["atomics"] == 0
+    with pytest.raises(AssertionError, match="where packed sequences begin"):
+        errors(file, result["backward"], [({**DIMS, "ORDER": [0, 2, 1, 3]}, "normal")])
+    skipped = changed(("PROGRAMS=programs,", "PROGRAMS=max(programs, 2),"))
+    result = draft(skipped, DIMS)
+    assert result["report"]["atomics"] == 0
+    with pytest.raises(AssertionError, match="leave some out"):
+        errors(skipped, result["backward"], [({**DIMS, "P": 1}, "normal")])
