@@ -188,3 +188,37 @@ def test_what_a_call_breaks__is_asked(changed) -> None:
     assert result["report"]["atomics"] == 0
     with pytest.raises(AssertionError, match="leave some out"):
         errors(skipped, result["backward"], [({**DIMS, "P": 1}, "normal")])
+
+
+OWN = {"BM": 32, "BN": 64, "BK": 16}
+
+
+def test_blocks__may_be_the_backwards_own(changed) -> None:
+    file = changed()
+    assert {"BM": 128, "BN": 128, "BK": 64, "num_warps": 8, "num_stages": 3} in draft(file, DIMS)["report"][
+        "configs"
+    ]
+    for config in (OWN, {"BM": 16, "BN": 32, "BK": 64}):
+        result = draft(file, DIMS, config=config)
+        values = ", ".join(map(str, config.values()))
+        assert f"BM, BN, BK = {values}  # blocks of the backward's own" in result["backward"]
+        assert result["report"]["atomics"] == 0
+        assert_right(file, result, CASES)
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        ("mask=(rows[:, None] < end) & (cols[None, :] < N),", "mask=(rows[:, None] < end - 1) & (cols[None, :] < N),"),
+        ("            tl.store(\n", "            acc = acc * BN\n            tl.store(\n"),
+        ("            tl.store(\n", "            acc = acc * (local % tiles_n)\n            tl.store(\n"),
+        ("tile += PROGRAMS", "tile += BM // 16 * PROGRAMS"),
+    ],
+    ids=["rows of another end", "a block's size", "a tile's number", "programs by a block"],
+)  # fmt: skip
+def test_blocks_that_results_hang_on__stay(changed, edit: tuple[str, str]) -> None:
+    file = changed(edit)
+    assert not any("BM" in config for config in draft(file, DIMS)["report"]["configs"])
+    result = draft(file, DIMS, config=OWN)
+    assert "of the backward's own" not in result["backward"]
+    assert_right(file, result, CASES[:1])

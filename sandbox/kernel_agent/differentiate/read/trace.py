@@ -156,6 +156,15 @@ class Grid(Blocks):
         return replace(launch, args={**launch.args, **self.sizes}, grid=tuple(grid))
 
 
+@dataclass(frozen=True)
+class Queued(Blocks):
+    """Sizes for the blocks of a launch whose programs walk a queue of tiles, however many there are of those."""
+
+    def launch(self, launch: Launch) -> Launch:
+        """The launch with these blocks."""
+        return replace(launch, args={**launch.args, **self.sizes})
+
+
 class _Mark(torch.autograd.Function):
     """Stands for a launch while tracing: the first `count` tensors are written and depend on the others."""
 

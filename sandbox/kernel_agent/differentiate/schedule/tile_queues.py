@@ -20,7 +20,9 @@ that they come from, how many programs there are of the launch.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from ..ir.graph import Graph, promote
 from ..ir.nodes import (
@@ -29,6 +31,7 @@ from ..ir.nodes import (
     GradWrite,
     Node,
     Region,
+    Store,
     beneath,
     mapped,
     nodes_in,
@@ -40,7 +43,7 @@ from ..ir.nonnegative import natural
 from ..ir.simplify import is_number, is_zero
 from ..ir.spelling import on_host
 from ..ir.transplant import Graft
-from ..ir.values import quotient, step_of
+from ..ir.values import Kernel, quotient, step_of
 from ..prove.affine import Affine, nonzero
 from ..prove.packed import Asked, Ordered, Walked
 from ..reverse.sweep import Reverse
@@ -48,6 +51,8 @@ from .programs import tiles_of
 
 # What a carried number may be made of, so that it can be had one step earlier.
 _PLAIN = ("add", "sub", "mul", "floordiv", "mod", "cdiv", "minimum", "maximum", "neg", "cast")
+
+Written = TypeVar("Written", GradWrite, Store)
 
 
 @dataclass
@@ -95,6 +100,20 @@ def find(reverse: Reverse, axes: list[int], grid: tuple[int, ...]) -> Walk | Non
     return found
 
 
+def of_stores(kernel: Kernel, axes: list[int], grid: tuple[int, ...]) -> tuple[Queue, list[Store]] | None:
+    """The queue that all stores of a forward are in, and the stores as those of a tile."""
+    stores = list(placed(kernel.effects, Store))
+    loops = stores[0][1] if stores else ()
+    at = next((k for k, loop in enumerate(loops[:2]) if _starts_at_program(loop, loops[:k])), None)
+    if at is None or any(around != loops[: at + 1] for _, around in stores):
+        return None
+    try:
+        queue = Queue(kernel.graph, loops[: at + 1], grid, [store for store, _ in stores])
+        return (queue, [queue.write(*one)[0] for one in stores]) if queue.axis in axes else None
+    except NotWalked:
+        return None
+
+
 def _starts_at_program(loop: For, around: tuple[For, ...]) -> bool:
     """Whether a program's first step is its number, in the first group at least."""
     if loop.region.kind != "for" or loop.region.bounds is None:
@@ -115,7 +134,7 @@ class Queue:
     """The loop over a program's tiles, alone or within one over groups, and what replaces it."""
 
     def __init__(
-        self, g: Graph, loops: tuple[For, ...], grid: tuple[int, ...], within: list[GradWrite]
+        self, g: Graph, loops: tuple[For, ...], grid: tuple[int, ...], within: Sequence[GradWrite | Store]
     ) -> None:
         """`within`: the writes of its tiles. Raises NotWalked."""
         reverse, line = g.reverse, g.line
@@ -126,10 +145,13 @@ class Queue:
         finally:
             g.reverse, g.line = reverse, line
 
-    def _find(self, g: Graph, loops: tuple[For, ...], grid: tuple[int, ...], within: list[GradWrite]) -> None:
+    def _find(
+        self, g: Graph, loops: tuple[For, ...], grid: tuple[int, ...], within: Sequence[GradWrite | Store]
+    ) -> None:
         self.g, self.region = g, loops[-1].region
         self.groups = loops[0] if len(loops) > 1 else None
         self.asked: list[Asked] = []
+        self.split: list[Region] = []  # loops over rows and columns of tiles, where a number is made of those
         home = g.top if self.groups is None else self.groups.region
         if self.region.parent is not home or home.parent not in (None, g.top) or home.kind == "while":
             raise NotWalked
@@ -294,6 +316,7 @@ class Queue:
             with g.at(home):
                 home = g.loop_region(g.const(0), self.graft.node(number), g.one, "range", line)
             self._stands_for(node, home, hint)
+            self.split.append(home)
         return home
 
     def _stands_for(self, node: Node | None, region: Region, hint: str) -> None:
@@ -337,7 +360,7 @@ class Queue:
 
     # writes
 
-    def _nodes(self, writes: list[GradWrite]) -> list[Node]:
+    def _nodes(self, writes: Sequence[GradWrite | Store]) -> list[Node]:
         """All values that the tiles' writes are made of."""
         return [
             n
@@ -345,7 +368,7 @@ class Queue:
             if isinstance(n, Node)
         ]
 
-    def _roots(self, write: GradWrite) -> list[Node]:
+    def _roots(self, write: GradWrite | Store) -> list[Node]:
         """A write's values, and those that the loops and branches around it hang on."""
         inner = [r for r in write.region.chain() if r is not self.region and r.inside(self.region)]
         around = [n for r in inner for n in (*(r.bounds or ()), r.cond) if n is not None]
@@ -358,16 +381,25 @@ class Queue:
 
     def _of_tiles(self, roots: list[Node]) -> bool:
         """Whether values hang on nothing of a program but its tiles."""
-        for item in reachable(roots, lambda n: [] if n in self.table else self._parts(n)):
-            if item in self.table:
+        found = list(reachable(roots, lambda n: [] if n in self.table else self._parts(n)))
+        loops = [item for item in found if isinstance(item, For)]
+        carried = {carry.phi for loop in loops for carry in loop.carries}
+        for item in found:
+            if item in self.table or item in carried:
                 continue
-            if not isinstance(item, Node) or item is self.region.iv or item.op in ("phi", "loopout", "ifout"):
-                return False
-            if item.op == "load" and item.attrs.get("buffer") or item is self.g.pid(self.axis):
+            if not isinstance(item, Node):
+                plain = isinstance(item, For) and not (
+                    item.effects or item.tape or item.provides or item.cond
+                )
+            else:
+                kept = item.op == "load" and item.attrs.get("buffer")
+                plain = item.op not in ("phi", "ifout") and not kept
+                plain = plain and item is not self.region.iv and item is not self.g.pid(self.axis)
+            if not plain:
                 return False
         return True
 
-    def write(self, write: GradWrite, loops: tuple[For, ...]) -> tuple[GradWrite, tuple[For, ...]]:
+    def write(self, write: Written, loops: tuple[For, ...]) -> tuple[Written, tuple[For, ...]]:
         """A write as one of a tile, and the loops around it. Raises NotWalked."""
         if any(loop.order == "reverse" for loop in loops):
             raise NotWalked

@@ -19,7 +19,7 @@ from ..ir.nodes import Node, Region, nodes_in
 from ..ir.refusal import Refusal
 from ..ir.spelling import INFIX, call_name, choice, gradient_name, upstream_name
 from ..prove.packed import Asked, AtMost, Distinct, Ordered, Walked
-from ..read.trace import Grid, Site, Tiles, grid_written
+from ..read.trace import Grid, Queued, Site, Tiles, grid_written
 from ..schedule.saved import Saved
 from ..schedule.whole_rows import WARPS, Rows
 from .emit import Emitted
@@ -381,6 +381,9 @@ class FunctionText:
             return lines + _broken(f"grid, {name} = {grid}, min({name}, {size})")
         if isinstance(own, Grid):
             return lines + self.other_grid(own)
+        if isinstance(own, Queued):
+            values = ", ".join(map(str, own.sizes.values()))
+            return [*lines, *_broken(f"{', '.join(own.sizes)} = {values}  # blocks of the backward's own")]
         more = f" * ({name} // {own.sizes[name]})"
         grid = tuple_text([f"grid[{axis}]{more * (axis == own.axis)}" for axis in axes])
         lines += _broken(f"if {name} % {own.sizes[name]} == 0:  # blocks of the backward's own")
