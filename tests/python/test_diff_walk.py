@@ -212,9 +212,8 @@ def test_blocks__may_be_the_backwards_own(changed) -> None:
         ("mask=(rows[:, None] < end) & (cols[None, :] < N),", "mask=(rows[:, None] < end - 1) & (cols[None, :] < N),"),
         ("            tl.store(\n", "            acc = acc * BN\n            tl.store(\n"),
         ("            tl.store(\n", "            acc = acc * (local % tiles_n)\n            tl.store(\n"),
-        ("tile += PROGRAMS", "tile += BM // 16 * PROGRAMS"),
     ],
-    ids=["rows of another end", "a block's size", "a tile's number", "programs by a block"],
+    ids=["rows of another end", "a block's size", "a tile's number"],
 )  # fmt: skip
 def test_blocks_that_results_hang_on__stay(changed, edit: tuple[str, str]) -> None:
     file = changed(edit)
@@ -222,3 +221,92 @@ def test_blocks_that_results_hang_on__stay(changed, edit: tuple[str, str]) -> No
     result = draft(file, DIMS, config=OWN)
     assert "of the backward's own" not in result["backward"]
     assert_right(file, result, CASES[:1])
+
+
+PERSISTENT = """
+import torch
+import triton
+import triton.language as tl
+from kernel_agent import autodiff
+
+SWEEP = [{"M": 70, "N": 50, "K": 40, "P": 3}]
+
+
+def make_args(dims, device="cuda", dtype=torch.float32):
+    m, n, k = (dims[name] for name in ("M", "N", "K"))
+    return *(torch.randn(s, device=device, dtype=dtype) for s in ((m, k), (k, n))), dims["P"]
+
+
+@triton.jit
+def product_kernel(
+    a_ptr, b_ptr, c_ptr, M, N, K,
+    P: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
+):
+    tiles_m = tl.cdiv(M, BM)
+    tiles_n = tl.cdiv(N, BN)
+    in_group = GROUP * tiles_n
+    for tile in range(tl.program_id(0), tiles_m * tiles_n, P):
+        first_m = (tile // in_group) * GROUP
+        height = min(tiles_m - first_m, GROUP)
+        row = first_m + (tile % in_group) % height
+        column = (tile % in_group) // height
+        rows = row * BM + tl.arange(0, BM)
+        cols = column * BN + tl.arange(0, BN)
+        acc = tl.zeros((BM, BN), dtype=tl.float32)
+        for k in range(0, K, BK):
+            inner = k + tl.arange(0, BK)
+            a_mask = (rows[:, None] < M) & (inner[None, :] < K)
+            b_mask = (inner[:, None] < K) & (cols[None, :] < N)
+            a = tl.load(a_ptr + rows[:, None] * K + inner[None, :], mask=a_mask, other=0.0)
+            b = tl.load(b_ptr + inner[:, None] * N + cols[None, :], mask=b_mask, other=0.0)
+            acc = tl.dot(a, b, acc, input_precision="ieee")
+        c_mask = (rows[:, None] < M) & (cols[None, :] < N)
+        tl.store(c_ptr + rows[:, None] * N + cols[None, :], acc, mask=c_mask)
+
+
+@autodiff(inputs_require_grad=(0, 1))
+def product(a, b, programs):
+    (M, K), N = a.shape, b.shape[1]
+    c = torch.empty((M, N), device=a.device, dtype=a.dtype)
+    grid = (min(programs, triton.cdiv(M, 16) * triton.cdiv(N, 16)),)
+    product_kernel[grid](a, b, c, M, N, K, P=programs, BM=16, BN=16, BK=16, GROUP=2)
+    return c
+"""
+SWIZZLE = PERSISTENT[PERSISTENT.index("        first_m =") : PERSISTENT.index("        rows = row")]
+PRODUCTS = [
+    ({"M": m, "N": n, "K": k, "P": p}, "normal")
+    for m, n, k, p in ((70, 50, 40, 3), (17, 3, 20, 9), (80, 33, 5, 2))
+]
+
+
+@pytest.fixture
+def persistent(tmp_path: Path):
+    return edits_of(PERSISTENT, tmp_path / "product.py")
+
+
+@pytest.mark.parametrize("swizzled", [True, False])
+@pytest.mark.parametrize("config", [None, OWN])
+def test_a_queue_without_groups(persistent, swizzled: bool, config: dict[str, int] | None) -> None:
+    rows = "        row = tile // tiles_n\n        column = tile % tiles_n\n"
+    file = persistent(*[] if swizzled else [(SWIZZLE, rows)])
+    result = draft(file, {"M": 70, "N": 50, "K": 40, "P": 3}, config=config)
+    assert result["report"]["atomics"] == 0
+    assert ("BM, BN, BK = 32, 64, 16  # blocks of the backward's own" in result["backward"]) == bool(config)
+    assert_right(file, result, PRODUCTS)
+
+
+def test_fewer_programs_than_tiles__are_refused_in_the_forwards_tiles(persistent) -> None:
+    """Tiles that the forward leaves out have no gradient, whatever tiles the backward has."""
+    file = persistent(("grid = (min(programs, ", "grid = (min(programs - (M == 80), "))
+    result = draft(file, {"M": 70, "N": 50, "K": 40, "P": 3}, config={"BM": 128, "BN": 128, "BK": 16})
+    assert "walked(*ctx.queue)" in result["backward"]
+    with pytest.raises(AssertionError, match="leave some out"):
+        errors(file, result["backward"], PRODUCTS[2:])
+
+
+def test_programs_that_still_walk__keep_the_forwards_tiles(persistent) -> None:
+    file = persistent()
+    result = draft(file, {"M": 70, "N": 50, "K": 40, "P": 3}, config=OWN, schedule="atomic")
+    assert result["report"]["atomics"] == 2
+    assert "of the backward's own" not in result["backward"]
+    assert_right(file, result, PRODUCTS)

@@ -94,6 +94,10 @@ class Asked:
     saved: bool = False  # the forward saves numbers that took a sum, and what random numbers decide
 
 
+class ProgramsKept(Exception):
+    """Programs of the forward walk a queue in the backward too: its tiles have to be those they are for."""
+
+
 @dataclass
 class Draft:
     """The backward section and how it came about."""
@@ -126,23 +130,26 @@ def differentiate(
     first does not. Raises Refusal; errors.Unusable for the user's."""
     tuning.bind(fwd, config or {})
 
-    def attempt(schedule: str | None, folds: trace.Folds = frozenset()) -> Draft:
+    def attempt(schedule: str | None, folds: trace.Folds = frozenset(), queued: bool = True) -> Draft:
         first, *more = (partial(draw.make_inputs, fwd, d, seed, dtype=dtype) for d in [dims, *others])
         traced = trace.trace(fwd, first(), (make() for make in more), folds)
         trace.other_launches(fwd, more, traced[0])
         asked = [site for site in traced[0] if site.outputs]
         blocks = [w for one in (own_blocks, own_tiles, row_tiles) for w in one.chosen(asked, config or {})]
+        blocks = [one for one in blocks if queued or not isinstance(one, trace.Queued)]
         if blocks:
             traced = trace.trace(fwd, first(), (make() for make in more), folds, blocks)
             trace.other_launches(fwd, more, traced[0])
         try:
             return _attempt(fwd, *traced, schedule, config or {}, whole_rows.longest(fwd, dims))
+        except ProgramsKept:
+            return attempt(schedule, folds, queued=False)
         except Refusal as refusal:
             found = _left_out(traced[0], refusal) - folds
             if not found:
                 at = next((s.call.lineno for s in traced[0] if s.home.path == refusal.file), fwd.stub_line)
                 raise refusal.seen_from(fwd.path, at) from None
-        return attempt(schedule, folds | found)
+        return attempt(schedule, folds | found, queued)
 
     try:
         return attempt(schedule)
@@ -406,6 +413,8 @@ def _part(fwd: Forward, plan: Scheduled, text: FunctionText, kernels: dict[str, 
         return emitted
 
     if any(map(effects_of, reverse.effects)):
+        if isinstance(site.blocks, trace.Queued):
+            raise ProgramsKept
         tiles = site.blocks.axis if isinstance(site.blocks, trace.Tiles) and fused is None else None
         if plan.shared is not None:
             told = [*notes, plan.shared.note]

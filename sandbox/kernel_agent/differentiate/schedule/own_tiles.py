@@ -19,7 +19,6 @@ from ..ir.nodes import Node, Store, nodes_in, walk
 from ..ir.rewriter import Rewriter
 from ..ir.values import Kernel, is_static
 from ..prove.blocks import Blocks, Hangs
-from ..prove.packed import Walked
 from ..read.trace import Blocks as Sizes
 from ..read.trace import Grid, Queued, Site, program_axes
 from . import own_blocks, tile_queues
@@ -119,16 +118,8 @@ def _queued(site: Site, kernel: Kernel) -> QueuedTiles | None:
         return None
     queue, stores = found
     counts = [region.bounds[1] for region in queue.split if region.bounds is not None]
-    # How many programs do with a tile each is asked in the forward's tiles.
-    walked = [one for one in queue.asked if isinstance(one, Walked)]
-    few = any(one.tiles is not None for one in walked)
     plain = all(store.kind == "store" and not any(r.cond for r in store.region.chain()) for store in stores)
-    if (
-        few
-        or not plain
-        or len(counts) != 2
-        or any(n.op != "cdiv" or n.args[1].op != "constexpr" for n in counts)
-    ):
+    if not plain or len(counts) != 2 or any(n.op != "cdiv" or n.args[1].op != "constexpr" for n in counts):
         return None
     table = {
         region.iv: g.pid(_SWIZZLED + at) for at, region in enumerate(queue.split) if region.iv is not None
@@ -145,7 +136,7 @@ def _queued(site: Site, kernel: Kernel) -> QueuedTiles | None:
     if len(names) != 3 or len(summed) != 1 or not _given(site, names):
         return None
     blocks = Blocks(g, names, rows)
-    if any(map(blocks.hangs, [*lengths.values(), *(one.step for one in walked)])):
+    if any(map(blocks.hangs, lengths.values())):
         return None
     try:
         blocks.every(nodes, bounded=True)
