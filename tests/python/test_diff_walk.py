@@ -91,9 +91,10 @@ def test_tiles_of_both_gradients__have_owners(changed) -> None:
     assert (result["report"]["atomics"], result["report"]["atomics_naive"]) == (0, 2)
     text = " ".join(result["backward"].split())
     assert "tl.atomic_add" not in text
-    assert "walked(grid[0], PROGRAMS)" in text and "sequences_apart(ordered(ends_ptr, 0))" in text
+    assert "walked(grid[0], PROGRAMS)" in text and text.count("= order_of(ends_ptr, 0)") == 1
     assert "tiles_kernel_bwd_w[(triton.cdiv(K, BK), triton.cdiv(N, BN), G)](" in text
-    assert "longest((G,), x_ptr.device, lambda pid:" in text
+    assert "tiles_kernel_bwd_x[(2 * grid[0],)](" in text
+    assert ".item()" not in text and "bool(" not in text and "longest" not in text  # nobody waits
     assert "one program owns a tile of d_x, summed over `tile_n`" in text
     assert "one program owns a tile of d_w, summed over `tile_m`" in text
     assert "gradient_of(w_ptr, written=G * K * N)" in text
@@ -174,20 +175,31 @@ def test_what_is_no_queue__is_added_atomically(changed, name: str) -> None:
         assert_right(file, result, [case for case in CASES if sum(case[0]["ROWS"])])
 
 
-def test_what_a_call_breaks__is_asked(changed) -> None:
-    """Other calls than the traced one: ends that fall, and fewer programs than tiles are shared out to."""
+def test_ends_that_fall__have_no_gradient(changed) -> None:
+    """Groups after the one that has less than no rows are not computed: NaN in place of what is not known."""
     file = changed(
-        ("    return x, w, ends, dims", "    ends = ends[torch.tensor(dims['ORDER'])] if 'ORDER' in dims else ends\n    return x, w, ends, dims"),
+        ("    return x, w, ends, dims", "    ends = ends[torch.tensor(dims.get('ORDER', range(len(rows))))]\n    return x, w, ends, dims")
     )  # fmt: skip
     result = draft(file, DIMS)
     assert result["report"]["atomics"] == 0
-    with pytest.raises(AssertionError, match="where packed sequences begin"):
-        errors(file, result["backward"], [({**DIMS, "ORDER": [0, 2, 1, 3]}, "normal")])
-    skipped = changed(("PROGRAMS=programs,", "PROGRAMS=max(programs, 2),"))
-    result = draft(skipped, DIMS)
+    fallen = [({**DIMS, "ORDER": order}, "normal") for order in ([0, 2, 1, 3], [0, 1, 2, 3])]
+    for wrong, right in errors(file, result["backward"], fallen).values():
+        assert wrong != wrong and right < 1e-5
+    below = changed(("    begin = 0\n", "    begin = 3\n"))
+    result = draft(below, DIMS)
+    assert "= order_of(ends_ptr, 3)" in result["backward"]
+    for wrong, right in errors(
+        below, result["backward"], [({**DIMS, "ROWS": [2, 9]}, "normal"), (DIMS, "normal")]
+    ).values():
+        assert wrong != wrong and right < 1e-5
+
+
+def test_tiles_that_a_call_leaves_out__are_refused(changed) -> None:
+    file = changed(("PROGRAMS=programs,", "PROGRAMS=max(programs, 2),"))
+    result = draft(file, DIMS)
     assert result["report"]["atomics"] == 0
     with pytest.raises(AssertionError, match="leave some out"):
-        errors(skipped, result["backward"], [({**DIMS, "P": 1}, "normal")])
+        errors(file, result["backward"], [({**DIMS, "P": 1}, "normal")])
 
 
 OWN = {"BM": 32, "BN": 64, "BK": 16}

@@ -757,6 +757,10 @@ def owner_step(
         ask(f"{text.expr(one, 6)} != {text.expr(other, 6)}", f"{text.expr(one)} must be {text.expr(other)}")
     for factor in made.positive:
         ask(f"{text.expr(factor, 6)} < 1", f"{text.expr(factor)} must be positive")
+    for name, least in made.ordered.items():
+        first = "" if least is None else f", {least}"
+        order = f"order_{name} = order_of({text.value(name)}{first})"
+        step.setup += [order] * all(order not in one.setup for one in part.steps)
     if made.split:
         most = f"{text.expr(owner.summed(made))}, {splits}"
         if made.few:  # as many copies of whole tiles, but no more programs than are worth it

@@ -14,9 +14,7 @@ from typing import Any
 import torch
 
 from .graph import Graph
-from .nodes import Node, Region, nodes_in, sides
-from .rewriter import Rewriter
-from .spelling import on_host
+from .nodes import Node, sides
 
 OP = "longest"
 _COMPUTED = {
@@ -25,28 +23,16 @@ _COMPUTED = {
 _INFIX = {"add": "+", "sub": "-", "mul": "*", "floordiv": "//", "mod": "%"}
 
 
-def longest(g: Graph, count: Node, steps: Region | None = None) -> Node | None:
-    """The greatest value of an integer over all programs; None where the host cannot compute it. `steps`: over
-    all steps of a loop instead, which then stand for programs."""
-    if steps is None:
-        return g.make(OP, (count,), {}, "int32", ()) if _known(count) else None
-    assert steps.iv is not None and steps.bounds is not None
-    low, high, step = steps.bounds
-    if any(n.op == "pid" for n in nodes_in([count])):
-        return None
-    at = g.intern("pid", (), {"axis": 0, "kernel": "steps"}, "int32", ())
-    count = Rewriter(g, {steps.iv: g.add(low, g.mul(at, step))}.get).node(count)
-    number = g.make("cdiv", (g.sub(high, low), step))
-    return g.make(OP, (count, number), {}, "int32", ()) if _known(count) and on_host(number) else None
+def longest(g: Graph, count: Node) -> Node | None:
+    """The greatest value of an integer over all programs; None where the host cannot compute it."""
+    return g.make(OP, (count,), {}, "int32", ()) if _known(count) else None
 
 
 def _known(node: Node) -> bool:
     if node.shape or node.is_float:
         return False
     if node.op == "load":
-        plain = len(node.args) == 2 or "before" in node.attrs
-        asked = [arg for n in node.args[1:] for arg in (n.args if n.op == "compare" else (n,))]
-        return plain and node.args[0].op == "param" and all(map(_known, asked))
+        return len(node.args) == 2 and node.args[0].op == "param" and _known(node.args[1])
     if node.op == "ifout":
         return (
             node.attrs["if"].static
@@ -56,8 +42,6 @@ def _known(node: Node) -> bool:
         )
     if node.op in ("pid", "npid", "param", "constexpr", "const"):
         return True
-    if node.op == "where" and "before" in node.attrs:
-        return all(map(_known, (*node.args[0].args, *node.args[1:])))
     return node.op in {*_INFIX, "cdiv", "cast"} and all(map(_known, node.args))
 
 
@@ -66,8 +50,7 @@ def text(node: Node, of: Any) -> str:
     if node.op == "pid":
         return f"pid[{node.attrs['axis']}]"
     if node.op == "load":
-        found = f"{of(node.args[0])}.flatten()[{text(node.args[1], of)}]"
-        return found if len(node.args) == 2 else _where(node.args[2], found, text(node.args[3], of), of)
+        return f"{of(node.args[0])}.flatten()[{text(node.args[1], of)}]"
     if node.op == "cast":
         return text(node.args[0], of)
     if node.op == "ifout":
@@ -76,17 +59,10 @@ def text(node: Node, of: Any) -> str:
     if node.op == "cdiv":
         a, b = (text(arg, of) for arg in node.args)
         return f"-(-{a} // {b})"
-    if node.op == "where":
-        cond, one, other = node.args
-        return _where(cond, text(one, of), text(other, of), of)
-    if node.op in _INFIX or node.op == "compare":
+    if node.op in _INFIX:
         a, b = (text(arg, of) for arg in node.args)
-        return f"({a} {_INFIX.get(node.op) or node.attrs['cmp']} {b})"
+        return f"({a} {_INFIX[node.op]} {b})"
     return of(node)
-
-
-def _where(cond: Node, one: str, other: str, of: Any) -> str:
-    return f"torch.where({text(cond, of)}, {one}, {other})"
 
 
 def traced(g: Graph, node: Node, args: dict[str, Any], grid: tuple[int, ...]) -> int | None:
@@ -100,8 +76,6 @@ def traced(g: Graph, node: Node, args: dict[str, Any], grid: tuple[int, ...]) ->
         if n.op == "npid":
             return counts[n.attrs["axis"]]
         if n.op == "load":
-            if len(n.args) > 2:
-                raise LookupError
             table = args.get(n.args[0].attrs["name"])
             if not isinstance(table, torch.Tensor):
                 raise LookupError

@@ -22,7 +22,7 @@ from ..ir.names import adjoint_name, stem
 from ..ir.nodes import Carry, For, GradWrite, Node, Region, bodies, nodes_in, operands, placed, reachable
 from ..ir.report import Why
 from ..ir.rewriter import Rewriter
-from ..ir.simplify import is_zero
+from ..ir.simplify import is_number, is_zero
 from ..ir.values import is_static, loop_out, takes_loop
 from ..prove import packed
 from ..prove.affine import Affine, Group, Var, upper
@@ -33,6 +33,8 @@ from ..prove.disjoint import asks_flags, close, determined, layouts_of, learn, o
 from ..prove.masks import parts as conditions
 from ..prove.positions import NotTurned
 from ..reverse.sweep import Reverse
+from ..reverse.sweep import writes as every_write
+from . import tile_queues
 from .gradient_writes import depends
 from .kept_values import Spills
 from .programs import program_variables
@@ -59,6 +61,7 @@ class OwnerKernel:
     positive: list[Node] = field(default_factory=list)  # factors that the host has to find above zero
     layouts: list[list] = field(default_factory=list)
     asked: list[packed.Asked] = field(default_factory=list)  # of tensors
+    ordered: dict[str, int | None] = field(default_factory=dict)  # tensors that bound groups, and their least
     notes: list[str] = field(default_factory=list)  # what stands above it
 
 
@@ -84,6 +87,7 @@ class Owner:
         self.spills = Spills(reverse, self.programs, self.grid_param, walk is not None)
         self.refused: dict[Node, str] = {}  # gradients that keep their writes, and why
         self.kernels: list[OwnerKernel] = []
+        self.reached: set[Region] = set()  # loops of which a queue has the steps that there are alone
         self.divisible = list(self.programs.divisible)  # sizes that the host has to find divisible
         table = self.programs.table | {node: node for node in self.spills.won}  # kept as they are
         self.tiles = Rewriter(self.g, table.get)
@@ -217,8 +221,9 @@ class Owner:
         reduced = tuple(r for r in regions if r.is_loop and r not in trips and r not in gone)
         if any(r.iv in set(reachable([write.offset])) for r in reduced):
             return Why("mixed", "its address depends on a loop without determining it")
+        queued = self.walk is not None and self._queued(trips, own)
         for region in trips:
-            if self.most(region.bounds[1], bool(found.asked)) is None:  # type: ignore[index]
+            if not queued and self.most(region.bounds[1], bool(found.asked)) is None:  # type: ignore[index]
                 return Why("bounds", "the length of its loop is not known before the launch")
             lo, _, step = region.bounds  # type: ignore[misc]
             if not affine.uniform(step):
@@ -253,8 +258,6 @@ class Owner:
     def most(self, end: Node, data: bool = True) -> Node | None:
         """The greatest end of a loop in any program: of its value or, with `data`, of what the host finds."""
         known = upper(self.g, end)
-        if known is None and self.walk is not None and self.walk.steps is not None:
-            return longest(self.g, end, self.walk.steps)
         return longest(self.g, end) if known is None and data else known
 
     def address(self, affine: Affine, write: GradWrite) -> Address | str:
@@ -370,11 +373,14 @@ class Owner:
         virtual, turned = first.parts[0].virtual, first.parts[0].turned
         shared = next((v for v in virtual if v not in first.parts[0].own), None)
         trips = first.parts[0].trips
-        sizes = [self._trips(first, i) for i in range(len(trips))]
+        regions = [region for _, region in trips]
+        queued = self.walk is not None and self._queued(regions, first.parts[0].own)
+        self.reached = set(regions) if queued and not first.absolute else set()
+        sizes = [] if queued else [self._trips(first, i) for i in range(len(trips))]
         idle = self._idle([*sizes, *(v.attrs["count"] for v in first.parts[0].own)])
         # A window has as many tiles as what it gathers from, and its copies would be as large.
         small = turned is None or (not turned.window and idle)
-        few = small and first.dots and shared is not None and idle
+        few = small and first.dots and shared is not None and idle and self.walk is None
         split = (small and not first.dots) or (few and (self.products or self._long(shared)))
         split = split and self.walk is None  # what is summed over are loops
         why = None
@@ -399,6 +405,9 @@ class Owner:
             counts[:2] = [Axis(None, g.mul(high.count, low.count), shared=(high, low))]
         for one in counts:
             self._place(own, one, axis(one.count))
+        for i, region in enumerate(regions if queued else ()):  # until the queue has taken their place
+            own["trip", i] = g.intern("pid", (), {"axis": i, "kernel": label}, "int32", ())
+            own["trip", i].hint = None if region.iv is None else region.iv.hint
         splits = axis(g.param("splits")) if split else None
         nests = [
             Nest(self, [plan.parts[n] for plan in plans], own, first.absolute, splits)
@@ -433,7 +442,6 @@ class Owner:
             made.effects.append(self._guarded(effect, first, nests[-1]) if made.optional else effect)
             made.layouts += [layout for p in plan.parts for layout in p.layouts]
             made.asked += [asked for p in plan.parts for asked in p.asked]
-            made.asked += [] if self.walk is None else self.walk.asked
             self._remove(plan)
             reason = f"owned tiles: {'partial sums of ' if split else ''}one program a tile"
             proof = "affine nest" if turned is None else turned.what
@@ -441,7 +449,48 @@ class Owner:
             d = adjoint_name(plan.base.attrs["name"])
             self.reverse.say(write.line, "owner", proof, f"{d}: {reason}")
         made.notes = [self._note(made, first)]
+        if self.walk is not None:
+            self._in_order(made, self.walk)
+            if queued:
+                self._walked(made, own, trips, self.walk)
         self.kernels.append(made)
+
+    def _queued(self, trips: list[Region], own: tuple[Node, ...]) -> bool:
+        """Whether data says how many tiles a group has, so that programs walk a queue of them."""
+        assert self.walk is not None
+        steps, bounds = self.walk.steps, [r.bounds for r in trips if r.bounds is not None]
+        if steps not in trips or steps is None or own or not all(is_zero(low) for low, _, _ in bounds):
+            return False
+        varying = {
+            n
+            for n in nodes_in([high for _, high, _ in bounds])
+            if n.op in ("iv", "phi", "pid", "vpid", "loopout")
+        }
+        data = any(upper(self.g, high) is None for _, high, _ in bounds)
+        return data and varying <= {steps.iv} and is_number(steps.bounds[2], 1)  # type: ignore[index]
+
+    def _in_order(self, made: OwnerKernel, walk: Walk) -> None:
+        """Have gradients be NaN where tensors that bound groups are not in order."""
+        asked = [*made.asked, *walk.asked]
+        ordered = [one for one in asked if isinstance(one, packed.Ordered)]
+        made.asked = [one for one in asked if not isinstance(one, packed.Ordered)]
+        made.ordered = tile_queues.in_order(self.g, every_write(made.effects), ordered)
+        made.notes += [f"gradients are NaN where `{name}` decreases" for name in made.ordered]
+
+    def _walked(
+        self, made: OwnerKernel, own: dict[Any, Node], trips: list[tuple[Node, Region]], walk: Walk
+    ) -> None:
+        """Have programs walk a queue of the tiles that are owned, as those of the forward walk theirs."""
+        g, counts = self.g, dict[Node, Node | None]()
+        assert walk.steps is not None
+        with g.at(walk.steps):
+            for i, (step, region) in enumerate(trips):
+                count = g.make("cdiv", (region.bounds[1], step))  # type: ignore[index]
+                known = None if region is walk.steps else Rewriter(g, self.grid_param).node(count)
+                counts[own["trip", i]] = known
+        made.effects = [tile_queues.queued(g, walk.steps, made.effects, counts, made.name)]
+        made.grid[:] = [g.mul(g.const(2), g.npid(walk.axis))]
+        made.notes += ["programs walk a queue of those tiles, twice as many as the forward has"]
 
     def _note(self, made: OwnerKernel, plan: Plan) -> str:
         """Who owns what in a kernel, and over what it sums."""
@@ -690,7 +739,7 @@ class Nest:
         if iv.hint is None:
             iv.hint = region.iv.hint  # type: ignore[union-attr]
         self.variables[region.iv] = iv  # type: ignore[index]
-        if region in self.certain or fixed and affine.uniform(region.bounds[1]):  # type: ignore[index]
+        if region in self.certain | self.owner.reached or fixed and affine.uniform(region.bounds[1]):  # type: ignore[index]
             return g.here
         inside = g.compare("<", iv, hi)
         if not (lo.op == "const" and lo.value == 0):

@@ -114,6 +114,59 @@ def of_stores(kernel: Kernel, axes: list[int], grid: tuple[int, ...]) -> tuple[Q
         return None
 
 
+def in_order(g: Graph, written: list[GradWrite], asked: list[Ordered]) -> dict[str, int | None]:
+    """Add what tells whether tensors are in order, 0 or NaN, to the gradients that are written; returns
+    the tensors, each with the least that its first number may be."""
+    names = {one.name: None for one in asked}
+    least = {
+        name: max((o.least for o in asked if o.name == name and o.least is not None), default=None)
+        for name in names
+    }
+    for write in written:
+        for name in names:
+            mark = (g.scratch(f"order_{name}", "float32"), g.const(0))
+            order = g.make("load", mark, {"other": False, "buffer": True}, "float32", ())
+            write.value = g.add(write.value, order)
+    return least
+
+
+def queued(g: Graph, steps: Region, effects: list, counts: dict[Node, Node | None], name: str) -> For:
+    """Some effects for each place of each group, by programs that walk a queue of those. `counts`: what stands
+    for the places of a group, outer ones first, and how many there are; None for what stands for the group."""
+    label = f"{name}_queue"
+    program, programs = (
+        g.intern(op, (), {"axis": 0, "kernel": label}, "int32", ()) for op in ("pid", "npid")
+    )
+    assert steps.iv is not None
+    programs.hint = "programs"
+    table = {number: steps.iv for number, count in counts.items() if count is None}
+    tile, first = (g.fresh("phi", {"name": hint}, "int32", (), steps) for hint in ("tile", "first_tile"))
+    tile.hint, first.hint = "tile", "first_tile"
+    with g.at(steps):
+        known = [(number, count) for number, count in counts.items() if count is not None]
+        inner = [(n, count if count.dtype == "int32" else g.cast(count, "int32")) for n, count in known]
+        last = g.add(first, g.product(count for _, count in inner))
+        last.hint = "last_tile"
+        trips = g.make("maximum", (g.make("cdiv", (g.sub(last, tile), programs)), g.const(0)))
+        region = g.loop_region(tile, last, programs, "range", None)
+        following = g.add(tile, g.mul(trips, programs))
+    assert region.iv is not None
+    region.iv.hint = "tile"
+    with g.at(region):
+        rest = g.sub(region.iv, first)
+        rest.hint = "local"
+        for number, count in inner[:0:-1]:
+            table[number] = g.make("mod", (rest, count))
+            rest = g.make("floordiv", (rest, count))
+        table[inner[0][0]] = rest
+    for number, node in table.items():
+        node.hint = node.hint or number.hint
+    graft = Graft(g, table, region)
+    walk = For(region, steps, effects=[graft.effect(effect) for effect in effects])
+    carries = [Carry(tile, program, following), Carry(first, g.const(0), last)]
+    return For(steps, g.top, carries, [walk])
+
+
 def _starts_at_program(loop: For, around: tuple[For, ...]) -> bool:
     """Whether a program's first step is its number, in the first group at least."""
     if loop.region.kind != "for" or loop.region.bounds is None:

@@ -143,15 +143,7 @@ class FunctionText:
         """What the host asks of tensors, and of the launch."""
         of_launch = [f"at_most(grid, {f.axis}, {self.expr(f.count)})" for f in facts if isinstance(f, AtMost)]
         of_launch += [self.walked(f) for f in facts if isinstance(f, Walked)]
-        bounds = [f for f in facts if isinstance(f, Ordered)]
-        least = {
-            f.name: max((b.least for b in bounds if b.name == f.name and b.least is not None), default=None)
-            for f in bounds
-        }
-        known = [
-            f"ordered({self.value(name)}{'' if first is None else f', {first}'})"
-            for name, first in least.items()
-        ]
+        known = [f"ordered({self.value(f.name)})" for f in facts if isinstance(f, Ordered)]
         for fact in (f for f in facts if isinstance(f, Distinct)):
             known.append(f"distinct({self.value(fact.name)}, {fact.width}, grid[{fact.axis}])")
         asked = f"sequences_apart({', '.join(dict.fromkeys(known))})"
@@ -202,9 +194,7 @@ class FunctionText:
             text = f"not {inner}" if node.op == "not" else f"{inner} is None"
             return f"({text})" if prec > 3 else text
         if node.op == counts.OP:
-            count, *steps = node.args
-            over = tuple_text([self.expr(n) for n in steps]) if steps else "grid"
-            return f"longest({over}, {self.device()}, lambda pid: {counts.text(count, self.expr)})"
+            return f"longest(grid, {self.device()}, lambda pid: {counts.text(node.args[0], self.expr)})"
         if name := call_name(node):
             return f"{name}({', '.join(self.expr(a) for a in node.args)})"
         assert node.op in INFIX, f"`{node.op}` cannot be computed on the host"
