@@ -158,7 +158,7 @@ class Grid(Blocks):
 
 @dataclass(frozen=True)
 class Queued(Blocks):
-    """Sizes for the blocks of a launch whose programs walk a queue of tiles, however many there are of those."""
+    """Sizes for the blocks of a launch whose programs walk a queue of tiles, however many those are."""
 
     def launch(self, launch: Launch) -> Launch:
         """The launch with these blocks."""
@@ -191,7 +191,8 @@ class Untraced:
 OURS = words("ctx grid pointed upstream tiles splits programs row_warps grid_0 grid_1 grid_2 torch triton")
 OURS |= words("laid_out passed_on gradient_of summed finished disjoint sequences_apart ordered distinct")
 OURS |= words(
-    "forward_grid summed_both at_most walked mark_order order_of longest separate own untraced passed behind divided address_of table_of"
+    """forward_grid summed_both at_most walked mark_order order_of longest separate own untraced passed behind
+    divided address_of table_of"""
 )
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]

@@ -368,14 +368,11 @@ class Owner:
     def build(self, plans: list[Plan]) -> None:
         g, first = self.g, plans[0]
         label = "_".join(p.base.attrs["name"].removesuffix("_ptr").lower() for p in plans)
-        own: dict[Any, Node] = {}
-        grid: list[Node] = []
         virtual, turned = first.parts[0].virtual, first.parts[0].turned
         shared = next((v for v in virtual if v not in first.parts[0].own), None)
         trips = first.parts[0].trips
-        regions = [region for _, region in trips]
-        queued = self.walk is not None and self._queued(regions, first.parts[0].own)
-        self.reached = set(regions) if queued and not first.absolute else set()
+        queued = self.walk is not None and self._queued([r for _, r in trips], first.parts[0].own)
+        self.reached = {region for _, region in trips if queued and not first.absolute}
         sizes = [] if queued else [self._trips(first, i) for i in range(len(trips))]
         idle = self._idle([*sizes, *(v.attrs["count"] for v in first.parts[0].own)])
         # A window has as many tiles as what it gathers from, and its copies would be as large.
@@ -392,23 +389,7 @@ class Owner:
             self._leave(plans, Why("shared", why))
             return
 
-        def axis(count: Node) -> Node:
-            grid.append(count)
-            return g.intern("pid", (), {"axis": len(grid) - 1, "kernel": label}, "int32", ())
-
-        counts = [Axis(("trip", i), size) for i, size in enumerate(sizes)]
-        counts += [Axis(v, v.attrs["count"], v.hint) for v in first.parts[0].own]
-        if self.walk is not None:  # programs of one group stand beside each other
-            counts.reverse()
-        while len(counts) > 3 - split:  # the first two share an axis
-            high, low = counts[:2]
-            counts[:2] = [Axis(None, g.mul(high.count, low.count), shared=(high, low))]
-        for one in counts:
-            self._place(own, one, axis(one.count))
-        for i, region in enumerate(regions if queued else ()):  # until the queue has taken their place
-            own["trip", i] = g.intern("pid", (), {"axis": i, "kernel": label}, "int32", ())
-            own["trip", i].hint = None if region.iv is None else region.iv.hint
-        splits = axis(g.param("splits")) if split else None
+        own, grid, splits = self._grid(label, first.parts[0], sizes, split)
         nests = [
             Nest(self, [plan.parts[n] for plan in plans], own, first.absolute, splits)
             for n in range(len(first.parts))
@@ -454,6 +435,31 @@ class Owner:
             if queued:
                 self._walked(made, own, trips, self.walk)
         self.kernels.append(made)
+
+    def _grid(
+        self, label: str, part: Part, sizes: list[Node], split: bool
+    ) -> tuple[dict[Any, Node], list[Node], Node | None]:
+        """What stands for each variable that a kernel owns, its grid, and the share of a split. `sizes`: those
+        of loops; none where programs walk a queue of steps, which then takes the place of these numbers."""
+        g, own, grid = self.g, dict[Any, Node](), list[Node]()
+
+        def axis(count: Node) -> Node:
+            grid.append(count)
+            return g.intern("pid", (), {"axis": len(grid) - 1, "kernel": label}, "int32", ())
+
+        counts = [Axis(("trip", i), size) for i, size in enumerate(sizes)]
+        counts += [Axis(v, v.attrs["count"], v.hint) for v in part.own]
+        if self.walk is not None:  # programs of one group stand beside each other
+            counts.reverse()
+        while len(counts) > 3 - split:  # the first two share an axis
+            high, low = counts[:2]
+            counts[:2] = [Axis(None, g.mul(high.count, low.count), shared=(high, low))]
+        for one in counts:
+            self._place(own, one, axis(one.count))
+        for i, (_, region) in enumerate(part.trips[len(sizes) :]):
+            own["trip", i] = g.intern("pid", (), {"axis": i, "kernel": label}, "int32", ())
+            own["trip", i].hint = None if region.iv is None else region.iv.hint
+        return own, grid, axis(g.param("splits")) if split else None
 
     def _queued(self, trips: list[Region], own: tuple[Node, ...]) -> bool:
         """Whether data says how many tiles a group has, so that programs walk a queue of them."""

@@ -131,8 +131,8 @@ def in_order(g: Graph, written: list[GradWrite], asked: list[Ordered]) -> dict[s
 
 
 def queued(g: Graph, steps: Region, effects: list, counts: dict[Node, Node | None], name: str) -> For:
-    """Some effects for each place of each group, by programs that walk a queue of those. `counts`: what stands
-    for the places of a group, outer ones first, and how many there are; None for what stands for the group."""
+    """Some effects for each place of each group, by programs that walk a queue of those. `counts`: how many
+    there are of what stands for the places of a group, outer ones first; None of what stands for that."""
     label = f"{name}_queue"
     program, programs = (
         g.intern(op, (), {"axis": 0, "kernel": label}, "int32", ()) for op in ("pid", "npid")
@@ -460,8 +460,8 @@ class Queue:
             raise NotWalked
         region = self.graft.region(write.region)
         new = replace(mapped(write, self.graft.node), region=region)
-        around = [r for r in region.chain() if r.is_loop][::-1]
-        return new, tuple(For(r, r.parent, order="any", line=r.line) for r in around)  # type: ignore[arg-type]
+        around = [(r, r.parent) for r in region.chain() if r.is_loop and r.parent is not None][::-1]
+        return new, tuple(For(r, outer, order="any", line=r.line) for r, outer in around)
 
 
 def _number(node: Node) -> bool:

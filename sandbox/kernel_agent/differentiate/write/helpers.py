@@ -209,7 +209,7 @@ WALKED = '''
 def walked(programs, step, tiles=None):
     """Check that programs that take every `step`-th tile have each once: so many, or one for each tile."""
     if programs != step and not (tiles is not None and tiles <= programs <= step):
-        raise ValueError(f"{programs} programs that take every {step}th tile leave some out, or have some twice")
+        raise ValueError(f"{programs} programs, each {step} tiles on: some are left out, or had twice")
 '''
 
 LONGEST = '''

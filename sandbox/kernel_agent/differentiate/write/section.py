@@ -150,8 +150,8 @@ class FunctionText:
         return [asked] * bool(known) + of_launch
 
     def walked(self, fact: Walked) -> str:
-        """What the host asks of programs that walk a queue: of the forward's tiles, where the backward has its
-        own."""
+        """What the host asks of programs that walk a queue: of the forward's tiles, whatever the backward
+        has."""
         own = isinstance(self.site.blocks, Queued)
         asking = self.only_asking() if own else self
         values = [f"grid[{fact.axis}]", *(asking.expr(n) for n in (fact.step, fact.tiles) if n is not None)]
