@@ -135,6 +135,17 @@ SAME = {
         ("    first = 0\n", ""),
     ],
     "ends in 64 bits": [("tl.load(ends_ptr + g)", "tl.load(ends_ptr + g).to(tl.int64)")],
+    "a program's number in 64 bits": [("tl.program_id(0)", "tl.program_id(0).to(tl.int64)")],
+    "groups known when compiled": [
+        ("y_ptr, G, N, K,\n    PROGRAMS", "y_ptr, N, K,\n    G: tl.constexpr, PROGRAMS"),
+        ("ends, y, G, N, K, PROGRAMS", "ends, y, N, K, G=G, PROGRAMS"),
+        ("in range(G)", "in tl.static_range(G)"),
+    ],
+    "an activation, of what is stored": [("            tl.store(\n", "            acc = tl.sigmoid(acc)\n            tl.store(\n")],
+    "what a tile is decides": [
+        ("            acc = tl.zeros", "            scale = 1.0\n            if local % tiles_n == g:\n                scale = 2.0\n            acc = tl.zeros"),
+        ("            tl.store(\n", "            acc = acc * scale\n            tl.store(\n"),
+    ],
     "both ends of a group loaded": [
         ("end = tl.load(ends_ptr + g)\n", "begin = tl.load(ends_ptr + g)\n        end = tl.load(ends_ptr + g + 1)\n"),
         ("        begin = end\n", ""),
@@ -149,6 +160,52 @@ def test_other_ways_to_walk__are_the_same(changed, name: str) -> None:
     file = changed(*SAME[name])
     result = draft(file, DIMS)
     assert result["report"]["atomics"] == 0, result["report"]["lines"]
+    assert_right(file, result, CASES)
+
+
+BIAS = [
+    (
+        "    return x, w,",
+        "    b = torch.randn(len(rows), n, device=device, dtype=dtype)\n    return x, w, b,",
+    ),
+    ("w_ptr, ends_ptr,", "w_ptr, b_ptr, ends_ptr,"),
+    ("def tiles(x, w,", "def tiles(x, w, b,"),
+    ("(x, w, ends, y, G", "(x, w, b, ends, y, G"),
+    ("grad=(0, 1)", "grad=(0, 1, 2)"),
+]
+
+
+def test_gradient_without_products__has_owners_too(changed) -> None:
+    added = "acc += tl.load(b_ptr + g * N + cols, mask=cols < N, other=0.0)[None, :]"
+    file = changed(*BIAS, ("            tl.store(\n", f"            {added}\n            tl.store(\n"))
+    result = draft(file, DIMS)
+    assert result["report"]["atomics"] == 0
+    assert_right(file, result, CASES)
+
+
+def test_gradient_of_a_group_as_a_whole__stays_with_the_programs_that_walk(changed) -> None:
+    file = changed(
+        *BIAS,
+        ("        end = tl.load(ends_ptr + g)\n", "        end = tl.load(ends_ptr + g)\n        scale = tl.load(b_ptr + g)\n"),
+        ("            tl.store(\n", "            acc = acc * scale\n            tl.store(\n"),
+    )  # fmt: skip
+    result = draft(file, DIMS)
+    assert (result["report"]["atomics"], result["report"]["atomics_naive"]) == (1, 3)
+    assert "tl.atomic_add(d_b_ptr" in result["backward"]
+    assert_right(file, result, CASES)
+
+
+def test_programs_along_another_axis__are_summed_over(changed) -> None:
+    """Two inputs share the weights; their rows are not known to be apart, so that those stay atomic."""
+    file = changed(
+        ("sum(rows) + 2, k,", "2, sum(rows) + 2, k,"),
+        ("    first = 0\n", "    first = 0\n    x_ptr += tl.program_id(1) * stride\n    y_ptr += tl.program_id(1) * (stride // K * N)\n"),
+        ("y_ptr, G, N, K,\n", "y_ptr, G, N, K, stride,\n"),
+        ("(x.shape[0], N)", "(2, x.shape[1], N)"),
+        ("[(programs,)](x, w, ends, y, G, N, K,", "[(programs, 2)](x, w, ends, y, G, N, K, x.stride(0),"),
+    )  # fmt: skip
+    result = draft(file, DIMS)
+    assert result["report"]["atomics"] == 1 and "tl.atomic_add(d_x_ptr" in result["backward"]
     assert_right(file, result, CASES)
 
 

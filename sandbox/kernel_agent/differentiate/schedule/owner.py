@@ -221,7 +221,7 @@ class Owner:
         reduced = tuple(r for r in regions if r.is_loop and r not in trips and r not in gone)
         if any(r.iv in set(reachable([write.offset])) for r in reduced):
             return Why("mixed", "its address depends on a loop without determining it")
-        queued = self.walk is not None and self._queued(trips, own)
+        queued = self.walk is not None and self._queued(trips)
         for region in trips:
             if not queued and self.most(region.bounds[1], bool(found.asked)) is None:  # type: ignore[index]
                 return Why("bounds", "the length of its loop is not known before the launch")
@@ -371,7 +371,7 @@ class Owner:
         virtual, turned = first.parts[0].virtual, first.parts[0].turned
         shared = next((v for v in virtual if v not in first.parts[0].own), None)
         trips = first.parts[0].trips
-        queued = self.walk is not None and self._queued([r for _, r in trips], first.parts[0].own)
+        queued = self.walk is not None and self._queued([region for _, region in trips])
         self.reached = {region for _, region in trips if queued and not first.absolute}
         sizes = [] if queued else [self._trips(first, i) for i in range(len(trips))]
         idle = self._idle([*sizes, *(v.attrs["count"] for v in first.parts[0].own)])
@@ -389,7 +389,7 @@ class Owner:
             self._leave(plans, Why("shared", why))
             return
 
-        own, grid, splits = self._grid(label, first.parts[0], sizes, split)
+        own, grid, splits = self._grid(label, first.parts[0], sizes, split, queued)
         nests = [
             Nest(self, [plan.parts[n] for plan in plans], own, first.absolute, splits)
             for n in range(len(first.parts))
@@ -433,20 +433,28 @@ class Owner:
         if self.walk is not None:
             self._in_order(made, self.walk)
             if queued:
-                self._walked(made, own, trips, self.walk)
+                self._walked(made, own, first.parts[0], self.walk)
         self.kernels.append(made)
 
     def _grid(
-        self, label: str, part: Part, sizes: list[Node], split: bool
+        self, label: str, part: Part, sizes: list[Node], split: bool, queued: bool
     ) -> tuple[dict[Any, Node], list[Node], Node | None]:
-        """What stands for each variable that a kernel owns, its grid, and the share of a split. `sizes`: those
-        of loops; none where programs walk a queue of steps, which then takes the place of these numbers."""
+        """What stands for each variable that a kernel owns, its grid, and the share of a split. `sizes`: of
+        the loops. `queued`: there is no grid, as a queue takes the place of these numbers."""
         g, own, grid = self.g, dict[Any, Node](), list[Node]()
 
         def axis(count: Node) -> Node:
             grid.append(count)
             return g.intern("pid", (), {"axis": len(grid) - 1, "kernel": label}, "int32", ())
 
+        if queued:
+            hints = {
+                ("trip", i): getattr(region.iv, "hint", None) for i, (_, region) in enumerate(part.trips)
+            }
+            for at, (key, hint) in enumerate([*hints.items(), *((v, v.hint) for v in part.own)]):
+                own[key] = g.intern("pid", (), {"axis": at, "kernel": label}, "int32", ())
+                own[key].hint = hint
+            return own, grid, None
         counts = [Axis(("trip", i), size) for i, size in enumerate(sizes)]
         counts += [Axis(v, v.attrs["count"], v.hint) for v in part.own]
         if self.walk is not None:  # programs of one group stand beside each other
@@ -456,16 +464,13 @@ class Owner:
             counts[:2] = [Axis(None, g.mul(high.count, low.count), shared=(high, low))]
         for one in counts:
             self._place(own, one, axis(one.count))
-        for i, (_, region) in enumerate(part.trips[len(sizes) :]):
-            own["trip", i] = g.intern("pid", (), {"axis": i, "kernel": label}, "int32", ())
-            own["trip", i].hint = None if region.iv is None else region.iv.hint
         return own, grid, axis(g.param("splits")) if split else None
 
-    def _queued(self, trips: list[Region], own: tuple[Node, ...]) -> bool:
+    def _queued(self, trips: list[Region]) -> bool:
         """Whether data says how many tiles a group has, so that programs walk a queue of them."""
         assert self.walk is not None
         steps, bounds = self.walk.steps, [r.bounds for r in trips if r.bounds is not None]
-        if steps not in trips or steps is None or own or not all(is_zero(low) for low, _, _ in bounds):
+        if steps not in trips or steps is None or not all(is_zero(low) for low, _, _ in bounds):
             return False
         varying = {
             n
@@ -483,18 +488,17 @@ class Owner:
         made.ordered = tile_queues.in_order(self.g, every_write(made.effects), ordered)
         made.notes += [f"gradients are NaN where `{name}` decreases" for name in made.ordered]
 
-    def _walked(
-        self, made: OwnerKernel, own: dict[Any, Node], trips: list[tuple[Node, Region]], walk: Walk
-    ) -> None:
+    def _walked(self, made: OwnerKernel, own: dict[Any, Node], part: Part, walk: Walk) -> None:
         """Have programs walk a queue of the tiles that are owned, as those of the forward walk theirs."""
-        g, counts = self.g, dict[Node, Node | None]()
+        g, counts = self.g, {own[v]: self.count(v) for v in part.own}
         assert walk.steps is not None
         with g.at(walk.steps):
-            for i, (step, region) in enumerate(trips):
-                count = g.make("cdiv", (region.bounds[1], step))  # type: ignore[index]
-                known = None if region is walk.steps else Rewriter(g, self.grid_param).node(count)
-                counts[own["trip", i]] = known
-        made.effects = [tile_queues.queued(g, walk.steps, made.effects, counts, made.name)]
+            for i, (step, region) in enumerate(part.trips):
+                if region is not walk.steps:
+                    count = g.make("cdiv", (region.bounds[1], step))  # type: ignore[index]
+                    counts[own["trip", i]] = Rewriter(g, self.grid_param).node(count)
+        group = next(own["trip", i] for i, (_, region) in enumerate(part.trips) if region is walk.steps)
+        made.effects = [tile_queues.queued(g, walk.steps, group, counts, made.effects, made.name)]
         made.grid[:] = [g.mul(g.const(2), g.npid(walk.axis))]
         made.notes += ["programs walk a queue of those tiles, twice as many as the forward has"]
 

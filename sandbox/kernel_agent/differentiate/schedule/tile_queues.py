@@ -29,6 +29,7 @@ from ..ir.nodes import (
     Carry,
     For,
     GradWrite,
+    If,
     Node,
     Region,
     Store,
@@ -130,21 +131,20 @@ def in_order(g: Graph, written: list[GradWrite], asked: list[Ordered]) -> dict[s
     return least
 
 
-def queued(g: Graph, steps: Region, effects: list, counts: dict[Node, Node | None], name: str) -> For:
-    """Some effects for each place of each group, by programs that walk a queue of those. `counts`: how many
-    there are of what stands for the places of a group, outer ones first; None of what stands for that."""
+def queued(g: Graph, steps: Region, group: Node, counts: dict[Node, Node], effects: list, name: str) -> For:
+    """Some effects for each place of each group, by programs that walk a queue of those. `group` stands for a
+    group's number; `counts`: how many there are of what stands for the places in it, outer ones first."""
     label = f"{name}_queue"
     program, programs = (
         g.intern(op, (), {"axis": 0, "kernel": label}, "int32", ()) for op in ("pid", "npid")
     )
     assert steps.iv is not None
     programs.hint = "programs"
-    table = {number: steps.iv for number, count in counts.items() if count is None}
+    table = {group: steps.iv}
     tile, first = (g.fresh("phi", {"name": hint}, "int32", (), steps) for hint in ("tile", "first_tile"))
     tile.hint, first.hint = "tile", "first_tile"
     with g.at(steps):
-        known = [(number, count) for number, count in counts.items() if count is not None]
-        inner = [(n, count if count.dtype == "int32" else g.cast(count, "int32")) for n, count in known]
+        inner = [(n, c if c.dtype == "int32" else g.cast(c, "int32")) for n, c in counts.items()]
         last = g.add(first, g.product(count for _, count in inner))
         last.hint = "last_tile"
         trips = g.make("maximum", (g.make("cdiv", (g.sub(last, tile), programs)), g.const(0)))
@@ -175,7 +175,7 @@ def _starts_at_program(loop: For, around: tuple[For, ...]) -> bool:
     if low.op == "phi":
         carry = _carry(around[-1], low) if around else None
         low = low if carry is None else carry.init
-    return low.op == "pid"
+    return beneath(low, "cast").op == "pid"
 
 
 def _carry(loop: For, phi: Node) -> Carry | None:
@@ -212,9 +212,9 @@ class Queue:
         low, high, step = self.region.bounds
         self.first: Node | None = None
         self.count = high
-        if self.groups is not None and low.op != "pid":
+        if self.groups is not None and low.op == "phi":
             low = self._grouped(self.groups, low, high, step)
-        self.axis: int = low.attrs["axis"]
+        self.axis: int = beneath(low, "cast").attrs["axis"]
         self._programs(step, grid)
         assert self.region.iv is not None
         self.local = self.region.iv if self.first is None else g.sub(self.region.iv, self.first)
@@ -440,14 +440,13 @@ class Queue:
         for item in found:
             if item in self.table or item in carried:
                 continue
-            if not isinstance(item, Node):
-                plain = isinstance(item, For) and not (
-                    item.effects or item.tape or item.provides or item.cond
-                )
+            if isinstance(item, If):
+                plain = not (item.then_effects or item.other_effects)
+            elif isinstance(item, For):
+                plain = not (item.effects or item.tape or item.provides or item.cond)
             else:
-                kept = item.op == "load" and item.attrs.get("buffer")
-                plain = item.op not in ("phi", "ifout") and not kept
-                plain = plain and item is not self.region.iv and item is not self.g.pid(self.axis)
+                own = item in (self.region.iv, self.g.pid(self.axis))
+                plain = not (own or item.op == "phi" or item.attrs.get("buffer"))
             if not plain:
                 return False
         return True
