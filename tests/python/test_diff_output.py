@@ -31,9 +31,12 @@ def test_rewritten_buffer__leaves_other_gradients_to_their_owners() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(STUCK))
-def test_schedule__a_kept_atomic_says_why_and_what_an_expert_would_try(name: str) -> None:
+def test_schedule__a_kept_atomic_says_why_and_what_an_expert_would_try(tmp_path: Path, name: str) -> None:
     kind, names = STUCK[name]
-    file = KERNELS / f"{name}.py" if name != "grouped_gemm" else ROOT / "examples/grouped_gemm.py"
+    file = KERNELS / f"{name}.py"
+    if name == "grouped_gemm":  # whose programs walk the queue the other way round
+        text, file = (ROOT / "examples/grouped_gemm.py").read_text(), tmp_path / "grouped_gemm.py"
+        file.write_text(text.replace("tile = tl.program_id(0)", "tile = NUM_PROGRAMS - 1 - tl.program_id(0)"))
     result = drafted(file)
     assert result["report"]["atomics"] > 0
     lines = [line for line in result["report"]["lines"] if line["class"] == "schedule"]

@@ -47,6 +47,7 @@ from .schedule import (
     second_launch,
     shared_loops,
     swapped_lanes,
+    tile_queues,
     tuning,
     whole_rows,
 )
@@ -97,6 +98,10 @@ class Asked:
     saved: bool = False  # the forward saves numbers that took a sum, and what random numbers decide
 
 
+class ProgramsKept(Exception):
+    """Programs of the forward walk a queue in the backward too: its tiles have to be those they are for."""
+
+
 @dataclass
 class Draft:
     """The backward section and how it came about."""
@@ -129,27 +134,27 @@ def differentiate(
     first does not. Raises Refusal; errors.Unusable for the user's."""
     tuning.bind(fwd, config or {})
 
-    def attempt(schedule: str | None, folds: trace.Folds = frozenset()) -> Draft:
+    def attempt(schedule: str | None, folds: trace.Folds = frozenset(), queued: bool = True) -> Draft:
         first, *more = (partial(draw.make_inputs, fwd, d, seed, dtype=dtype) for d in [dims, *others])
         traced = trace.trace(fwd, first(), (make() for make in more), folds)
         trace.other_launches(fwd, more, traced[0])
         asked = [site for site in traced[0] if site.outputs]
-        blocks = [
-            w
-            for one in (own_blocks, own_tiles, own_lanes, row_tiles)
-            for w in one.chosen(asked, config or {})
-        ]
+        menus = (own_blocks, own_tiles, own_lanes, row_tiles)
+        blocks = [w for one in menus for w in one.chosen(asked, config or {})]
+        blocks = [one for one in blocks if queued or not isinstance(one, trace.Queued)]
         if blocks:
             traced = trace.trace(fwd, first(), (make() for make in more), folds, blocks)
             trace.other_launches(fwd, more, traced[0])
         try:
             return _attempt(fwd, *traced, schedule, config or {}, whole_rows.longest(fwd, dims))
+        except ProgramsKept:
+            return attempt(schedule, folds, queued=False)
         except Refusal as refusal:
             found = _left_out(traced[0], refusal) - folds
             if not found:
                 at = next((s.call.lineno for s in traced[0] if s.home.path == refusal.file), fwd.stub_line)
                 raise refusal.seen_from(fwd.path, at) from None
-        return attempt(schedule, folds | found)
+        return attempt(schedule, folds | found, queued)
 
     try:
         return attempt(schedule)
@@ -415,6 +420,8 @@ def _part(fwd: Forward, plan: Scheduled, text: FunctionText, kernels: dict[str, 
         return emitted
 
     if any(map(effects_of, reverse.effects)):
+        if isinstance(site.blocks, trace.Queued):
+            raise ProgramsKept
         tiles = site.blocks.axis if isinstance(site.blocks, trace.Tiles) and fused is None else None
         if plan.shared is not None:
             told = [*notes, plan.shared.note]
@@ -562,7 +569,7 @@ def _scheduled(site: trace.Site, name: str, asked: Asked, known: list[LineReport
     fused = partials.fuse(reverse, axes) if asked.schedule == "partials" else None
     after: list = []
     if asked.schedule != "atomic" and not isinstance(fused, Partials):
-        owner.run()
+        owner = _of_tiles(reverse, axes, name, site.launch.grid) or owner.run()
         after = second_launch.split(reverse, axes, owner.refused, site.launch.grid)
         own_adds.run(reverse, axes, site.launch.grid)
         gradient_writes.mark(reverse)
@@ -591,6 +598,17 @@ def _scheduled(site: trace.Site, name: str, asked: Asked, known: list[LineReport
         if other.saved and other.fused is not None:
             return other
     return plan
+
+
+def _of_tiles(reverse: Reverse, axes: list[int], name: str, grid: tuple[int, ...]) -> Owner | None:
+    """The owners of tiles that programs walk a queue of, where there are any."""
+    before = list(reverse.report)
+    walked = tile_queues.find(reverse, axes, grid)
+    owner = None if walked is None else Owner(reverse, axes, name, grid, walk=walked).run()
+    if owner is not None and owner.kernels:
+        return owner
+    reverse.report = before
+    return None
 
 
 @dataclass
@@ -807,6 +825,10 @@ def owner_step(
         ask(f"{text.expr(one, 6)} != {text.expr(other, 6)}", f"{text.expr(one)} must be {text.expr(other)}")
     for factor in made.positive:
         ask(f"{text.expr(factor, 6)} < 1", f"{text.expr(factor)} must be positive")
+    for name, least in made.ordered.items():
+        first = "" if least is None else f", {least}"
+        order = f"order_{name} = order_of({text.value(name)}{first})"
+        step.setup += [order] * all(order not in one.setup for one in part.steps)
     if made.split:
         most = f"{text.expr(owner.summed(made))}, {splits}"
         if made.few:  # as many copies of whole tiles, but no more programs than are worth it

@@ -107,6 +107,35 @@ class Blocks:
                     found[axis] = found.get(axis, names) & names
         return found
 
+    def within(self, accesses: list[tuple[Node, Node | None]], lengths: dict[int, Node]) -> bool:
+        """Whether every access, an offset and its mask, is masked to lie within as many rows of an axis as
+        `lengths` says, wherever the first of them is."""
+        for _ in self._answers([n for access in accesses for n in access if n is not None]):
+            for offset, mask in accesses:
+                bounded = {
+                    axis
+                    for cond, _ in conjuncts(mask, len(offset.shape))
+                    for axis in self._ends_at(cond, lengths)
+                }
+                if {label[1] for label in self.labels(offset) if label and label[0] == "row"} - bounded:
+                    return False
+        return True
+
+    def _ends_at(self, cond: Node, lengths: dict[int, Node]) -> Iterator[int]:
+        """`first + row < first + length`, of the rows of an axis."""
+        if cond.op != "compare" or cond.attrs["cmp"] != "<" or cond.args[0].is_float:
+            return
+        rank = len(cond.shape)
+        rows, end = (self.affine.terms(a, tuple(range(rank - len(a.shape), rank))) for a in cond.args)
+        for label in self.labels(cond.args[0]):
+            if label is None or label[0] != "row" or label[1] not in lengths:
+                continue
+            rest = nonzero(_combine(_combine(rows, end, -1), self.affine.terms(lengths[label[1]], ()), 1))
+            lanes = [key for key in rest if len(key) == 1 and key[0].kind == "lane"]
+            plain = len(rest) == 2 and len(lanes) == 1 and rest[lanes[0]] == {(): 1}
+            if plain and self._partner(rest, lanes[0][0])[1] == label:
+                yield label[1]
+
     def _row_below(self, cond: Node) -> Iterator[tuple[int, str]]:
         """`rows < n`, of the rows of an axis as they are."""
         if cond.op != "compare" or cond.attrs["cmp"] != "<" or cond.args[0].is_float:

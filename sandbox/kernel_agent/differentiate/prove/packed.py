@@ -23,9 +23,10 @@ TURNED = {"<": ">=", "<=": ">", ">": "<=", ">=": "<"}
 
 @dataclass(frozen=True)
 class Ordered:
-    """Asked of a tensor of integers: none is less than the one before."""
+    """Asked of a tensor of integers: none is less than the one before, nor the first than `least`."""
 
     name: str
+    least: int | None = None
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,16 @@ class AtMost:
     count: Node
 
 
-Asked = Ordered | Distinct | AtMost
+@dataclass(frozen=True)
+class Walked:
+    """Asked of a launch: programs along `axis` that take every `step`-th of `tiles` have each once."""
+
+    axis: int
+    step: Node
+    tiles: Node | None = None
+
+
+Asked = Ordered | Distinct | AtMost | Walked
 
 
 @dataclass
@@ -226,7 +236,7 @@ def _number(node: Node | None) -> bool:
     """Whether a value is one integer that is loaded from an argument, whatever else is so."""
     return (
         node is not None and node.op == "load" and not node.shape and not node.is_float
-        and len(node.args) == 2 and node.args[0].op == "param"
+        and (len(node.args) == 2 or "before" in node.attrs) and node.args[0].op == "param"
     )  # fmt: skip
 
 

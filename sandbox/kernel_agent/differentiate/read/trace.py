@@ -156,6 +156,15 @@ class Grid(Blocks):
         return replace(launch, args={**launch.args, **self.sizes}, grid=tuple(grid))
 
 
+@dataclass(frozen=True)
+class Queued(Blocks):
+    """Sizes for the blocks of a launch whose programs walk a queue of tiles, however many those are."""
+
+    def launch(self, launch: Launch) -> Launch:
+        """The launch with these blocks."""
+        return replace(launch, args={**launch.args, **self.sizes})
+
+
 class _Mark(torch.autograd.Function):
     """Stands for a launch while tracing: the first `count` tensors are written and depend on the others."""
 
@@ -182,7 +191,7 @@ class Untraced:
 OURS = words("ctx grid pointed upstream tiles splits programs row_warps grid_0 grid_1 grid_2 torch triton")
 OURS |= words("laid_out passed_on handed_on sums_for gradient_of summed finished disjoint ordered distinct")
 OURS |= words("forward_grid sequences_apart summed_both at_most longest separate own untraced passed behind")
-OURS |= words("divided address_of table_of")
+OURS |= words("divided address_of table_of walked mark_order order_of")
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 Folds = frozenset[tuple[str, int]]  # conditions, by file and line

@@ -10,6 +10,7 @@ is left.
     swapped_lanes    writes to neighbouring lanes go to the lanes themselves
     owner            a kernel in which one program owns each tile
     programs         the programs of the forward as variables of such a kernel
+    tile_queues      tiles that programs walk in turn, as tiles that anyone may own
     windows          scattered windows are gathered instead
     reindex          values at other positions than their lanes stand at
     kept_values      values that took a loop are stored by the main kernel

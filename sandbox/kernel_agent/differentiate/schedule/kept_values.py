@@ -31,8 +31,14 @@ class Spills:
     """The values that the main kernel of one launch keeps for others."""
 
     def __init__(
-        self, reverse: Reverse, programs: Programs, grid_param: Callable[[Node], Node | None]
+        self,
+        reverse: Reverse,
+        programs: Programs,
+        grid_param: Callable[[Node], Node | None],
+        none: bool = False,
     ) -> None:
+        """`none`: keep nothing, as no number tells which program of the forward a value is of."""
+        self.none = none
         self.reverse, self.g, self.programs = reverse, reverse.kernel.graph, programs
         self.grid_param = grid_param
         self.made: dict[Node, Spill] = {}
@@ -93,8 +99,10 @@ class Spills:
 
     def able(self, node: Node) -> bool:
         """Whether a value is one of a program, known where no loop is around it: a branch may be."""
-        return (node.is_float or node in self.won) and (
-            node.home is self.g.top or self._branch(node.home) is not None
+        return (
+            not self.none
+            and (node.is_float or node in self.won)
+            and (node.home is self.g.top or self._branch(node.home) is not None)
         )
 
     def _branch(self, home: Region) -> list | None:

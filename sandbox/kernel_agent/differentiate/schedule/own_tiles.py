@@ -20,8 +20,8 @@ from ..ir.rewriter import Rewriter
 from ..ir.values import Kernel, is_static
 from ..prove.blocks import Blocks, Hangs
 from ..read.trace import Blocks as Sizes
-from ..read.trace import Grid, Site, program_axes
-from . import own_blocks
+from ..read.trace import Grid, Queued, Site, program_axes
+from . import own_blocks, tile_queues
 from .own_blocks import shared_out
 from .programs import row_by_row, tiles_of
 
@@ -48,16 +48,32 @@ class Tiles:
     summed: str
     axes: tuple[int, ...]
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (*(block for block, _ in self.lengths), self.summed)
+
     def sizes(self, config: dict[str, Any], site: Site) -> Grid | None:
         """What a configuration names, where the traced call is one of these tiles."""
-        names = dict.fromkeys((*(block for block, _ in self.lengths), self.summed))
-        given = {name: site.args[name].value for name in names}
+        given = {name: site.args[name].value for name in dict.fromkeys(self.names)}
         own = {name: int(config.get(name, value)) for name, value in given.items()}
         made = Grid(own, "", -1, site.lines, self.lengths, self.axes)
         return None if own == given or made.launch(site.launch) is site.launch else made
 
 
-def find(site: Site) -> Tiles | None:
+@dataclass(frozen=True)
+class QueuedTiles:
+    """The blocks of a launch whose programs walk a queue of tiles: rows, columns and what is summed over."""
+
+    names: tuple[str, str, str]
+
+    def sizes(self, config: dict[str, Any], site: Site) -> Queued | None:
+        """What a configuration names, where it is anything else."""
+        given = {name: site.args[name].value for name in self.names}
+        own = {name: int(config.get(name, value)) for name, value in given.items()}
+        return None if own == given else Queued(own, "", -1, site.lines)
+
+
+def find(site: Site) -> Tiles | QueuedTiles | None:
     """The tiles of a launch whose backward may choose them."""
     if site.autotuned or site.heuristics or site.launch.heuristics or site.tables or site.again is None:
         return None
@@ -67,7 +83,9 @@ def find(site: Site) -> Tiles | None:
     kernel = site.again({}, None)
     stores = [e for e in walk(kernel.effects) if isinstance(e, Store)]
     regions = [region for store in stores for region in store.region.chain()]
-    if any(r.is_loop or r.cond is not None and not is_static(r.cond) for r in regions):
+    if any(r.is_loop for r in regions):
+        return _queued(site, kernel)
+    if any(r.cond is not None and not is_static(r.cond) for r in regions):
         return None
     axes, table, counts = _numbered(kernel, site)
     if any(n.op == "npid" and n.attrs["axis"] in axes for n in nodes_in(kernel.effects)):
@@ -91,6 +109,51 @@ def find(site: Site) -> Tiles | None:
     if any(count not in (None, length) for count, length in zip(counts, lengths, strict=True)):
         return None
     return Tiles(lengths, min(summed), axes if table else tuple(rows))
+
+
+def _queued(site: Site, kernel: Kernel) -> QueuedTiles | None:
+    """The tiles of a queue, if nothing that is stored hangs on what a program has of it."""
+    g, found = kernel.graph, tile_queues.of_stores(kernel, program_axes(site), site.launch.grid)
+    if found is None:
+        return None
+    queue, stores = found
+    counts = [region.bounds[1] for region in queue.split if region.bounds is not None]
+    plain = all(store.kind == "store" and not any(r.cond for r in store.region.chain()) for store in stores)
+    if not plain or len(counts) != 2 or any(n.op != "cdiv" or n.args[1].op != "constexpr" for n in counts):
+        return None
+    table = {
+        region.iv: g.pid(_SWIZZLED + at) for at, region in enumerate(queue.split) if region.iv is not None
+    }
+    rewriter = Rewriter(g, table.get)
+    written = [
+        tuple(n if n is None else rewriter.node(n) for n in (s.offset, s.mask, s.value)) for s in stores
+    ]
+    nodes = [n for parts in written for n in parts if n is not None]
+    rows = {_SWIZZLED + at: count.args[1].attrs["name"] for at, count in enumerate(counts)}
+    lengths = {_SWIZZLED + at: count.args[0] for at, count in enumerate(counts)}
+    summed = {n.attrs["name"] for n in nodes_in(nodes) if n.op == "constexpr" and _steps(n, nodes)}
+    names = {*rows.values(), *summed}
+    if len(names) != 3 or len(summed) != 1 or not _given(site, names):
+        return None
+    blocks = Blocks(g, names, rows)
+    if any(map(blocks.hangs, lengths.values())):
+        return None
+    try:
+        blocks.every(nodes, bounded=True)
+        if not blocks.within(_accesses(written, nodes), lengths):
+            return None
+    except Hangs:
+        return None
+    row, column = rows.values()
+    return QueuedTiles((row, column, min(summed)))
+
+
+def _accesses(written: list[tuple[Node | None, ...]], nodes: list[Node]) -> list[tuple[Node, Node | None]]:
+    """Where a forward stores and loads, with the masks."""
+    accesses = [(offset, mask) for offset, mask, _ in written if offset is not None]
+    return accesses + [
+        (n.args[1], n.args[2] if len(n.args) > 2 else None) for n in nodes_in(nodes) if n.op == "load"
+    ]
 
 
 def _given(site: Site, names: set[str]) -> bool:
@@ -135,13 +198,9 @@ def _proven(
     """For the block of each axis how long that axis is, if nothing that is stored hangs on the blocks."""
     blocks = Blocks(kernel.graph, names, rows)
     nodes = [n for parts in written for n in parts if n is not None]
-    accesses = [(offset, mask) for offset, mask, _ in written if offset is not None]
-    accesses += [
-        (n.args[1], n.args[2] if len(n.args) > 2 else None) for n in nodes_in(nodes) if n.op == "load"
-    ]
     try:
         blocks.every(nodes, bounded=True)
-        lengths = blocks.lengths(accesses)
+        lengths = blocks.lengths(_accesses(written, nodes))
     except Hangs:
         return None
     if any(len(lengths.get(axis, ())) != 1 for axis in rows):
@@ -154,14 +213,14 @@ def offers(site: Site) -> list[dict[str, Any]]:
     tiles = find(site)
     if tiles is None:
         return []
-    names = (*(block for block, _ in tiles.lengths), tiles.summed, "num_warps", "num_stages")
+    names = (*tiles.names, "num_warps", "num_stages")
     found = []
     for sizes in OFFERED:
         config = dict(zip(names, sizes, strict=True))
         agrees = all(config[name] == size for name, size in zip(names, sizes, strict=True))
         if agrees and tiles.sizes(config, site):
             found.append(config)
-    if not found or len(names) > len(set(names)):
+    if isinstance(tiles, QueuedTiles) or not found or len(names) > len(set(names)):
         return found
     first, *others = found  # which, beside the best that has them apart, would be those again
     return [first, {**first, "apart": 1}, *({**config, "apart": 0} for config in others)]

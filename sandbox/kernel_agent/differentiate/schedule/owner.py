@@ -22,7 +22,7 @@ from ..ir.names import adjoint_name, stem
 from ..ir.nodes import Carry, For, GradWrite, Node, Region, bodies, nodes_in, operands, placed, reachable
 from ..ir.report import Why
 from ..ir.rewriter import Rewriter
-from ..ir.simplify import is_zero
+from ..ir.simplify import is_number, is_zero
 from ..ir.values import is_static, loop_out, takes_loop
 from ..prove import packed
 from ..prove.affine import Affine, Group, Var, upper
@@ -33,9 +33,12 @@ from ..prove.disjoint import asks_flags, close, determined, layouts_of, learn, o
 from ..prove.masks import parts as conditions
 from ..prove.positions import NotTurned
 from ..reverse.sweep import Reverse
+from ..reverse.sweep import writes as every_write
+from . import tile_queues
 from .gradient_writes import depends
 from .kept_values import Spills
 from .programs import program_variables
+from .tile_queues import Walk
 from .windows import Turned, turn, windowed
 
 PROGRAMS = 128  # about one on each multiprocessor
@@ -58,6 +61,7 @@ class OwnerKernel:
     positive: list[Node] = field(default_factory=list)  # factors that the host has to find above zero
     layouts: list[list] = field(default_factory=list)
     asked: list[packed.Asked] = field(default_factory=list)  # of tensors
+    ordered: dict[str, int | None] = field(default_factory=dict)  # tensors that bound groups, and their least
     notes: list[str] = field(default_factory=list)  # what stands above it
 
 
@@ -65,15 +69,25 @@ class Owner:
     """Moves eligible atomic writes of one reverse sweep to kernels of their own."""
 
     def __init__(
-        self, reverse: Reverse, axes: list[int], name: str, grid: tuple[int, ...], products: bool = False
+        self,
+        reverse: Reverse,
+        axes: list[int],
+        name: str,
+        grid: tuple[int, ...],
+        products: bool = False,
+        walk: Walk | None = None,
     ) -> None:
-        """`products`: split also the sums of products of blocks, for few tiles with long sums."""
+        """`products`: split also the sums of products of blocks, for few tiles with long sums. `walk`: move
+        the writes of its tiles, and no others."""
+        self.walk = walk
+        axes = [axis for axis in axes if walk is None or axis != walk.axis]
         self.reverse, self.kernel, self.g = reverse, reverse.kernel, reverse.kernel.graph
         self.name, self.grid, self.products = name, grid, products
         self.programs = program_variables(self.kernel, reverse.effects, axes)
-        self.spills = Spills(reverse, self.programs, self.grid_param)
+        self.spills = Spills(reverse, self.programs, self.grid_param, walk is not None)
         self.refused: dict[Node, str] = {}  # gradients that keep their writes, and why
         self.kernels: list[OwnerKernel] = []
+        self.reached: set[Region] = set()  # loops of which a queue has the steps that there are alone
         self.divisible = list(self.programs.divisible)  # sizes that the host has to find divisible
         table = self.programs.table | {node: node for node in self.spills.won}  # kept as they are
         self.tiles = Rewriter(self.g, table.get)
@@ -81,7 +95,8 @@ class Owner:
     def run(self) -> Owner:
         bases: dict[Node, list[tuple[GradWrite, tuple[For, ...]]]] = {}
         for write, loops in placed(self.reverse.effects, GradWrite):
-            bases.setdefault(write.base, []).append((write, loops))
+            found = (write, loops) if self.walk is None else self.walk.writes.get(id(write), (write, loops))
+            bases.setdefault(write.base, []).append(found)
         groups: dict[tuple, list] = {}
         for base, writes in bases.items():
             if any(w.kind != "store" for w, _ in writes):
@@ -117,6 +132,8 @@ class Owner:
         return plan
 
     def plan(self, base: Node, writes: list) -> Plan | str:
+        if self.walk is not None and any(id(w) not in self.walk.origins for w, _ in writes):
+            return Why("carry", "its value depends on what the loop carries")
         needed = [n for w, _ in writes for n in nodes_in([w.value])]
         if base.attrs["name"] in self.kernel.inplace:
             return Why("inplace", "it takes the place of an upstream gradient, which is passed on elsewhere")
@@ -127,7 +144,7 @@ class Owner:
             if isinstance(part, str):
                 return part
             parts.append(part)
-        if len(parts) > 1 and len({self.tiles.node(w.offset) for w, _ in writes}) > 1:
+        if self.walk is None and len(parts) > 1 and len({self.tiles.node(w.offset) for w, _ in writes}) > 1:
             before = self.spills.state()
             shifted = [p for p in (self.turned(w, loops, True) for w, loops in writes) if isinstance(p, Part)]
             if len(shifted) == len(parts):
@@ -147,6 +164,8 @@ class Owner:
     def part(self, write: GradWrite, loops: tuple[For, ...]) -> Part | str:
         """What owns a write: a tile of its address as it is, or of the window that it is turned into."""
         found = self.nest(write, loops)
+        if self.walk is not None:
+            return found
         if isinstance(found, Part):
             if not windowed(self.g, self.programs, self.tiles, self.grid, write):
                 return found
@@ -202,8 +221,9 @@ class Owner:
         reduced = tuple(r for r in regions if r.is_loop and r not in trips and r not in gone)
         if any(r.iv in set(reachable([write.offset])) for r in reduced):
             return Why("mixed", "its address depends on a loop without determining it")
+        queued = self.walk is not None and self._queued(trips)
         for region in trips:
-            if self.most(region.bounds[1], bool(found.asked)) is None:  # type: ignore[index]
+            if not queued and self.most(region.bounds[1], bool(found.asked)) is None:  # type: ignore[index]
                 return Why("bounds", "the length of its loop is not known before the launch")
             lo, _, step = region.bounds  # type: ignore[misc]
             if not affine.uniform(step):
@@ -288,7 +308,7 @@ class Owner:
         # A batch of packed sequences is one: other programs would store the same rows in the forward, too.
         plain = Affine(self.g)
         whole = packed.Packed(plain.groups(write.offset) or [], asked=rows.asked)
-        for axis in range(len(self.grid)):
+        for axis in (axis for axis in range(len(self.grid)) if self.walk is None or axis != self.walk.axis):
             packed.alone(plain, whole, set(), axis, self.grid)
         return Address(rows.groups, known, every, rows.asked)
 
@@ -337,6 +357,8 @@ class Owner:
                 return not self.programs.of(item) <= set(own)
             if item.op in ("pid", "loopout", "phi") or item in ivs:
                 return True
+            if item.op == "load" and self.walk is not None and item.home is self.walk.steps:
+                return False  # what every program loads in each step: it hangs on its address alone
             return item.op == "vpid" and item not in own or item.op == "load" and item.home is not self.g.top
 
         return any(map(differs, reachable([node], parts)))
@@ -346,17 +368,18 @@ class Owner:
     def build(self, plans: list[Plan]) -> None:
         g, first = self.g, plans[0]
         label = "_".join(p.base.attrs["name"].removesuffix("_ptr").lower() for p in plans)
-        own: dict[Any, Node] = {}
-        grid: list[Node] = []
         virtual, turned = first.parts[0].virtual, first.parts[0].turned
         shared = next((v for v in virtual if v not in first.parts[0].own), None)
         trips = first.parts[0].trips
-        sizes = [self._trips(first, i) for i in range(len(trips))]
+        queued = self.walk is not None and self._queued([region for _, region in trips])
+        self.reached = {region for _, region in trips if queued and not first.absolute}
+        sizes = [] if queued else [self._trips(first, i) for i in range(len(trips))]
         idle = self._idle([*sizes, *(v.attrs["count"] for v in first.parts[0].own)])
         # A window has as many tiles as what it gathers from, and its copies would be as large.
         small = turned is None or (not turned.window and idle)
-        few = small and first.dots and shared is not None and idle
+        few = small and first.dots and shared is not None and idle and self.walk is None
         split = (small and not first.dots) or (few and (self.products or self._long(shared)))
+        split = split and self.walk is None  # what is summed over are loops
         why = None
         if split and all(v in first.parts[0].own for v in virtual):
             why = "its address determines every program id: there is no axis to sum over"
@@ -366,18 +389,7 @@ class Owner:
             self._leave(plans, Why("shared", why))
             return
 
-        def axis(count: Node) -> Node:
-            grid.append(count)
-            return g.intern("pid", (), {"axis": len(grid) - 1, "kernel": label}, "int32", ())
-
-        counts = [Axis(("trip", i), size) for i, size in enumerate(sizes)]
-        counts += [Axis(v, v.attrs["count"], v.hint) for v in first.parts[0].own]
-        while len(counts) > 3 - split:  # the first two share an axis
-            high, low = counts[:2]
-            counts[:2] = [Axis(None, g.mul(high.count, low.count), shared=(high, low))]
-        for one in counts:
-            self._place(own, one, axis(one.count))
-        splits = axis(g.param("splits")) if split else None
+        own, grid, splits = self._grid(label, first.parts[0], sizes, split, queued)
         nests = [
             Nest(self, [plan.parts[n] for plan in plans], own, first.absolute, splits)
             for n in range(len(first.parts))
@@ -414,10 +426,81 @@ class Owner:
             self._remove(plan)
             reason = f"owned tiles: {'partial sums of ' if split else ''}one program a tile"
             proof = "affine nest" if turned is None else turned.what
+            proof = proof if self.walk is None else "every tile once"
             d = adjoint_name(plan.base.attrs["name"])
             self.reverse.say(write.line, "owner", proof, f"{d}: {reason}")
         made.notes = [self._note(made, first)]
+        if self.walk is not None:
+            self._in_order(made, self.walk)
+            if queued:
+                self._walked(made, own, first.parts[0], self.walk)
         self.kernels.append(made)
+
+    def _grid(
+        self, label: str, part: Part, sizes: list[Node], split: bool, queued: bool
+    ) -> tuple[dict[Any, Node], list[Node], Node | None]:
+        """What stands for each variable that a kernel owns, its grid, and the share of a split. `sizes`: of
+        the loops. `queued`: there is no grid, as a queue takes the place of these numbers."""
+        g, own, grid = self.g, dict[Any, Node](), list[Node]()
+
+        def axis(count: Node) -> Node:
+            grid.append(count)
+            return g.intern("pid", (), {"axis": len(grid) - 1, "kernel": label}, "int32", ())
+
+        if queued:
+            hints = {
+                ("trip", i): getattr(region.iv, "hint", None) for i, (_, region) in enumerate(part.trips)
+            }
+            for at, (key, hint) in enumerate([*hints.items(), *((v, v.hint) for v in part.own)]):
+                own[key] = g.intern("pid", (), {"axis": at, "kernel": label}, "int32", ())
+                own[key].hint = hint
+            return own, grid, None
+        counts = [Axis(("trip", i), size) for i, size in enumerate(sizes)]
+        counts += [Axis(v, v.attrs["count"], v.hint) for v in part.own]
+        if self.walk is not None:  # programs of one group stand beside each other
+            counts.reverse()
+        while len(counts) > 3 - split:  # the first two share an axis
+            high, low = counts[:2]
+            counts[:2] = [Axis(None, g.mul(high.count, low.count), shared=(high, low))]
+        for one in counts:
+            self._place(own, one, axis(one.count))
+        return own, grid, axis(g.param("splits")) if split else None
+
+    def _queued(self, trips: list[Region]) -> bool:
+        """Whether data says how many tiles a group has, so that programs walk a queue of them."""
+        assert self.walk is not None
+        steps, bounds = self.walk.steps, [r.bounds for r in trips if r.bounds is not None]
+        if steps not in trips or steps is None or not all(is_zero(low) for low, _, _ in bounds):
+            return False
+        varying = {
+            n
+            for n in nodes_in([high for _, high, _ in bounds])
+            if n.op in ("iv", "phi", "pid", "vpid", "loopout")
+        }
+        data = any(upper(self.g, high) is None for _, high, _ in bounds)
+        return data and varying <= {steps.iv} and is_number(steps.bounds[2], 1)  # type: ignore[index]
+
+    def _in_order(self, made: OwnerKernel, walk: Walk) -> None:
+        """Have gradients be NaN where tensors that bound groups are not in order."""
+        asked = [*made.asked, *walk.asked]
+        ordered = [one for one in asked if isinstance(one, packed.Ordered)]
+        made.asked = [one for one in asked if not isinstance(one, packed.Ordered)]
+        made.ordered = tile_queues.in_order(self.g, every_write(made.effects), ordered)
+        made.notes += [f"gradients are NaN where `{name}` decreases" for name in made.ordered]
+
+    def _walked(self, made: OwnerKernel, own: dict[Any, Node], part: Part, walk: Walk) -> None:
+        """Have programs walk a queue of the tiles that are owned, as those of the forward walk theirs."""
+        g, counts = self.g, {own[v]: self.count(v) for v in part.own}
+        assert walk.steps is not None
+        with g.at(walk.steps):
+            for i, (step, region) in enumerate(part.trips):
+                if region is not walk.steps:
+                    count = g.make("cdiv", (region.bounds[1], step))  # type: ignore[index]
+                    counts[own["trip", i]] = Rewriter(g, self.grid_param).node(count)
+        group = next(own["trip", i] for i, (_, region) in enumerate(part.trips) if region is walk.steps)
+        made.effects = [tile_queues.queued(g, walk.steps, group, counts, made.effects, made.name)]
+        made.grid[:] = [g.mul(g.const(2), g.npid(walk.axis))]
+        made.notes += ["programs walk a queue of those tiles, twice as many as the forward has"]
 
     def _note(self, made: OwnerKernel, plan: Plan) -> str:
         """Who owns what in a kernel, and over what it sums."""
@@ -489,6 +572,8 @@ class Owner:
 
     def _remove(self, plan: Plan) -> None:
         gone = {id(part.write if part.turned is None else part.turned.origin) for part in plan.parts}
+        if self.walk is not None:
+            gone = {id(self.walk.origins[at]) for at in gone}
 
         def clean(effects: list) -> None:
             effects[:] = [e for e in effects if id(e) not in gone]
@@ -664,7 +749,7 @@ class Nest:
         if iv.hint is None:
             iv.hint = region.iv.hint  # type: ignore[union-attr]
         self.variables[region.iv] = iv  # type: ignore[index]
-        if region in self.certain or fixed and affine.uniform(region.bounds[1]):  # type: ignore[index]
+        if region in self.certain | self.owner.reached or fixed and affine.uniform(region.bounds[1]):  # type: ignore[index]
             return g.here
         inside = g.compare("<", iv, hi)
         if not (lo.op == "const" and lo.value == 0):

@@ -198,6 +198,39 @@ def at_most(grid, axis, count):
         raise ValueError(f"{grid[axis]} programs along axis {axis}, of {count}, would write the same rows")
 '''
 
+ORDER = '''
+@triton.jit
+def mark_order(t_ptr, mark_ptr, count, LEAST: tl.constexpr, BLOCK: tl.constexpr):
+    """Leave 0 where `count` numbers do not decrease, from LEAST on, else NaN."""
+    falls = tl.zeros([BLOCK], tl.int32)
+    for first in range(0, count, BLOCK):
+        at = first + tl.arange(0, BLOCK)
+        number = tl.load(t_ptr + at, mask=at < count, other=0)
+        before = tl.load(t_ptr + at - 1, mask=(at > 0) & (at < count), other=0)
+        if LEAST is not None:
+            before = tl.where(at > 0, before, LEAST)
+            falls += ((number < before) & (at < count)).to(tl.int32)
+        else:
+            falls += ((number < before) & (at > 0) & (at < count)).to(tl.int32)
+    tl.store(mark_ptr, tl.where(tl.sum(falls, axis=0) > 0, float("nan"), 0.0))
+
+
+def order_of(t, least=None):
+    """0 for gradients that rely on the order of `t`, NaN where it decreases: nobody waits for the device."""
+    if not t.is_contiguous():
+        raise ValueError("numbers that bound groups of rows have to lie beside each other")
+    mark = torch.empty(1, dtype=torch.float32, device=t.device)
+    mark_order[(1,)](t, mark, t.numel(), LEAST=least, BLOCK=1024)
+    return mark
+'''
+
+WALKED = '''
+def walked(programs, step, tiles=None):
+    """Check that programs that take every `step`-th tile have each once: so many, or one for each tile."""
+    if programs != step and not (tiles is not None and tiles <= programs <= step):
+        raise ValueError(f"{programs} programs, each {step} tiles on: some are left out, or had twice")
+'''
+
 LONGEST = '''
 def longest(grid, device, steps):
     """The greatest number of steps that a program takes; `steps` of the programs' ids, which data decides."""
@@ -287,7 +320,7 @@ def _turned(name: str, count: str) -> str:
 def host_helpers(text: str) -> list[str]:
     """The functions that host code calls, where its text alone says so."""
     named = [LAID_OUT, PASSED_ON, GRADIENT_OF, HANDED_ON, SUMS_FOR, SUMMED, SUMMED_BOTH]
-    named += [FINISHED, DISJOINT, APART, AT_MOST, LONGEST, SEPARATE]
+    named += [FINISHED, DISJOINT, APART, AT_MOST, ORDER, WALKED, LONGEST, SEPARATE]
     both = _is_called(SUMMED_BOTH, text)  # calls summed() itself
     needed = {SUMMED: both, GRADIENT_OF: _is_called(HANDED_ON, text) or _is_called(SUMS_FOR, text)}
     return [helper for helper in named if _is_called(helper, text) or needed.get(helper)]

@@ -18,8 +18,8 @@ from ..ir import counts
 from ..ir.nodes import Node, Region, nodes_in
 from ..ir.refusal import Refusal
 from ..ir.spelling import INFIX, call_name, choice, gradient_name, upstream_name
-from ..prove.packed import Asked, AtMost, Distinct, Ordered
-from ..read.trace import Grid, Site, Tiles, grid_written
+from ..prove.packed import Asked, AtMost, Distinct, Ordered, Walked
+from ..read.trace import Grid, Queued, Site, Tiles, grid_written
 from ..schedule.saved import Saved
 from ..schedule.scattered import Scattered
 from ..schedule.whole_rows import WARPS, Rows
@@ -84,6 +84,7 @@ class FunctionText:
         self.behind: dict[str, None] = {}  # tables whose tensors are saved
         self.saving: dict[str, Saved] = {}  # what a copy of the forward kernel saves, by buffer
         self.launched = site.kernel_name
+        self.queue = ""  # what is asked of programs that walk one, where the backward's blocks are its own
         self.apart = False  # whether kernels of the backward have tiles of their own each
 
     def value(self, param: str) -> str:
@@ -155,11 +156,29 @@ class FunctionText:
     def asked(self, facts: list[Asked]) -> list[str]:
         """What the host asks of tensors, and of the launch."""
         of_launch = [f"at_most(grid, {f.axis}, {self.expr(f.count)})" for f in facts if isinstance(f, AtMost)]
+        of_launch += [self.walked(f) for f in facts if isinstance(f, Walked)]
         known = [f"ordered({self.value(f.name)})" for f in facts if isinstance(f, Ordered)]
         for fact in (f for f in facts if isinstance(f, Distinct)):
             known.append(f"distinct({self.value(fact.name)}, {fact.width}, grid[{fact.axis}])")
         asked = f"sequences_apart({', '.join(dict.fromkeys(known))})"
         return [asked] * bool(known) + of_launch
+
+    def walked(self, fact: Walked) -> str:
+        """What the host asks of programs that walk a queue: of the forward's tiles, whatever the backward
+        has."""
+        own = isinstance(self.site.blocks, Queued)
+        asking = self.only_asking() if own else self
+        values = [f"grid[{fact.axis}]", *(asking.expr(n) for n in (fact.step, fact.tiles) if n is not None)]
+        if not own:
+            return f"walked({', '.join(values)})"
+        self.queue = tuple_text(values)
+        return "walked(*ctx.queue)"
+
+    def only_asking(self) -> FunctionText:
+        """For text of the forward: what it names is not kept for the backward."""
+        asking = copy.copy(self)
+        asking.saved, asking.behind, asking.kept = {}, {}, {}
+        return asking
 
     def expr(self, node: Node, prec: int = 0) -> str:
         """A uniform value on the host."""
@@ -390,6 +409,10 @@ class FunctionText:
             return lines + _broken(f"grid, {name} = {grid}, min({name}, {size})")
         if isinstance(own, Grid):
             return lines + self.other_grid(own)
+        if isinstance(own, Queued):
+            lines += _broken(f"ctx.queue = {self.queue}") if self.queue else []
+            values = ", ".join(map(str, own.sizes.values()))
+            return [*lines, *_broken(f"{', '.join(own.sizes)} = {values}  # blocks of the backward's own")]
         more = f" * ({name} // {own.sizes[name]})"
         grid = tuple_text([f"grid[{axis}]{more * (axis == own.axis)}" for axis in axes])
         lines += _broken(f"if {name} % {own.sizes[name]} == 0:  # blocks of the backward's own")
@@ -430,15 +453,13 @@ class FunctionText:
 
     def saved_rows(self) -> list[str]:
         """How many rows the backward's programs have, where the copy of the kernel shares them out itself."""
-        asking = copy.copy(self)  # what is only asked for here is not kept
-        asking.saved, asking.behind, asking.kept = {}, {}, {}
+        asking = self.only_asking()
         kept = next(iter(self.saving.values()))
         return [] if kept.row is None else [f"grid[{kept.row}] * {asking.expr(kept.numel, 11)}"]
 
     def saved_buffers(self) -> tuple[list[str], list[str]]:
         """The lines that allocate what the copy of the kernel saves, and the heuristics that they need."""
-        asking = copy.copy(self)  # what is only asked for here is not kept
-        asking.saved, asking.behind, asking.kept = {}, {}, {}
+        asking = self.only_asking()
         site = self.site
         device = next(
             n
