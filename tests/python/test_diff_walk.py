@@ -122,6 +122,7 @@ SAME = {
         ("    first = 0\n", "    last = 0\n"),
         ("        first = last\n        begin = end\n", "        begin = end\n"),
     ],
+    "tiles of this group asked for": [("while tile < last:", "while tile >= first and tile < last:")],
     "columns first": [
         ("last = first +", "tiles_m = tl.cdiv(end - begin, BM)\n        last = first +"),
         ("tl.cdiv(end - begin, BM) * tiles_n", "tiles_m * tiles_n"),

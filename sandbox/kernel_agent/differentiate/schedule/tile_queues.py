@@ -229,11 +229,16 @@ class Queue:
     def _grouped(self, loop: For, low: Node, high: Node, step: Node) -> Node:
         """Where a program's tiles begin in the first group, if they go on from one to the next, and a group's
         tiles begin where those of the one before end."""
-        g, tile = self.g, _carry(loop, low)
-        sides = high.args if high.op == "add" else ()
+        g, tile, end = self.g, _carry(loop, low), high
+        asked_first = high.args[0] if high.op == "where" and high.args[2] is low else None
+        if asked_first is not None:  # `tile >= first` too: that holds for whoever walks on
+            end = high.args[1]
+        sides = end.args if end.op == "add" else ()
         for first in (_carry(loop, side) for side in nodes_in(sides) if side.op == "phi" and side is not low):
-            count = None if first is None else step_of(g, first.phi, high)
-            if first is None or count is None or first.next is not high or not is_zero(first.init):
+            count = None if first is None else step_of(g, first.phi, end)
+            if first is None or count is None or first.next is not end or not is_zero(first.init):
+                continue
+            if asked_first is not None and asked_first is not g.compare(">=", low, first.phi):
                 continue
             with g.at(loop.region):  # as `while` leaves it
                 trips = g.sub(high, low)
