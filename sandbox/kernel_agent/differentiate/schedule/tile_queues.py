@@ -14,8 +14,11 @@ tiles whose number leaves its own as a remainder: together they have each tile o
 that no sum hangs on. So neither the programs nor the state that they carry is left in a gradient's write, and
 whoever owns a tile of the gradient sums over the others (`owner`). What a step carries to the next and is a
 value of that step alone (`row_begin = row_end`) is that value one step before. A queue without groups is one
-group; in a group tiles may be swizzled as programs may be. That counts do not fall is asked of the tensors
-that they come from, how many programs there are of the launch.
+group; in a group tiles may be swizzled as programs may be.
+
+How many programs there are is asked of the launch. That no group has less than no tiles is asked of the
+tensors that bound groups, on the device: gradients are NaN where one decreases, and the host waits for
+nothing. Where data says how many tiles of a gradient a group has, their owners walk a queue of those.
 """
 
 from __future__ import annotations
