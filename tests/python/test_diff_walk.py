@@ -122,6 +122,7 @@ SAME = {
         ("    first = 0\n", "    last = 0\n"),
         ("        first = last\n        begin = end\n", "        begin = end\n"),
     ],
+    "tiles of this group asked for": [("while tile < last:", "while tile >= first and tile < last:")],
     "columns first": [
         ("last = first +", "tiles_m = tl.cdiv(end - begin, BM)\n        last = first +"),
         ("tl.cdiv(end - begin, BM) * tiles_n", "tiles_m * tiles_n"),
@@ -261,6 +262,7 @@ def test_tiles_that_a_call_leaves_out__are_refused(changed) -> None:
         errors(file, result["backward"], [({**DIMS, "P": 1}, "normal")])
 
 
+BRANCH = "if local % tiles_n == 0:\n                acc = acc * 2"
 OWN = {"BM": 32, "BN": 64, "BK": 16}
 
 
@@ -283,8 +285,9 @@ def test_blocks__may_be_the_backwards_own(changed) -> None:
         ("mask=(rows[:, None] < end) & (cols[", "mask=(rows[:, None] < end - 1) & (cols["),
         ("            tl.store(\n", "            acc = acc * BN\n            tl.store(\n"),
         ("            tl.store(\n", "            acc = acc * (local % tiles_n)\n            tl.store(\n"),
+        ("            tl.store(\n", f"            {BRANCH}\n            tl.store(\n"),
     ],
-    ids=["rows of another end", "a block's size", "a tile's number"],
+    ids=["rows of another end", "a block's size", "a tile's number", "a branch by a tile's number"],
 )  # fmt: skip
 def test_blocks_that_results_hang_on__stay(changed, edit: tuple[str, str]) -> None:
     file = changed(edit)

@@ -173,17 +173,29 @@ def returns(node: ast.If) -> bool:
     return any(isinstance(child, ast.Return) for child in ast.walk(node))
 
 
-def counted(node: ast.While) -> tuple[str, ast.expr, ast.expr, list[ast.stmt]] | None:
-    """`while i < n: ...; i += step` is a loop over a range, if i and n change nowhere else."""
-    match node.test, node.body[-1]:
+def counted(
+    node: ast.While,
+) -> tuple[str, ast.expr, ast.expr, list[ast.stmt], ast.expr | None] | None:
+    """`while i < n: ...; i += step` is a loop over a range, if i and n change nowhere else; the last is m of
+    `while i >= m and i < n`, which a loop that counts up need ask once."""
+    low: ast.expr | None = None
+    test = node.test
+    match test:
+        case ast.BoolOp(
+            ast.And(),
+            [ast.Compare(ast.Name(first), [ast.GtE()], [least]), ast.Compare(ast.Name(second)) as rest],
+        ) if first == second:
+            low, test = least, rest
+    match test, node.body[-1]:
         case (
             ast.Compare(ast.Name(name), [ast.Lt()], [high]),
             ast.AugAssign(ast.Name(stepped), ast.Add(), step),
         ) if name == stepped:
             body = node.body[:-1]
             changed = set(assigned_names(body))
-            used = {n.id for e in (high, step) for n in ast.walk(e) if isinstance(n, ast.Name)}
-            return None if name in changed | used or used & changed else (name, high, step, body)
+            asked = [e for e in (high, step, low) if e is not None]
+            used = {n.id for e in asked for n in ast.walk(e) if isinstance(n, ast.Name)}
+            return None if name in changed | used or used & changed else (name, high, step, body, low)
     return None
 
 

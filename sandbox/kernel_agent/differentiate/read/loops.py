@@ -9,6 +9,7 @@ from typing import Any
 
 from ..ir.graph import promote
 from ..ir.nodes import Carry, For, Node, Region
+from ..ir.nonnegative import natural
 from ..ir.refusal import Refusal
 from ..ir.simplify import is_number, is_zero
 from ..ir.values import BlockPtr, Poison, assigned_names, bases, counted, loop_out, quotient, step_of
@@ -62,12 +63,17 @@ class Loops(Branches):
     def while_loop(self, node: ast.While) -> None:
         found = counted(node)
         if found is not None and isinstance(self.try_node(self.env.get(found[0])), Node):
-            name, high, step, body = found
-            bounds = [ast.Name(name, ast.Load()), high, step]
+            name, high, step, body, least = found
+            first = ast.Name(name, ast.Load())
+            if least is not None:  # no step, where the first is below that
+                asked = ast.Compare(first, [ast.GtE()], [least])
+                where = ast.Attribute(ast.Name(self.tl, ast.Load()), "where", ast.Load())
+                high = ast.Call(where, [asked, high, first], [])
+            bounds = [first, high, step]
             call = ast.Call(ast.Name("range", ast.Load()), bounds, [])
             loop = ast.copy_location(ast.For(ast.Name(name, ast.Store()), call, body, []), node)
             lo, hi, stride, _ = self.range(ast.fix_missing_locations(loop).iter)
-            if not lo.is_float and not hi.is_float:
+            if not lo.is_float and not hi.is_float and (least is None or natural(stride)):
                 self.loop(loop)
                 g = self.g
                 trips = g.make("maximum", (self.trips(lo, hi, stride), g.const(0)))

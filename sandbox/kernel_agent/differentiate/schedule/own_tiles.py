@@ -7,7 +7,9 @@
 Where nothing that is stored hangs on the blocks (`prove/blocks.py`), and every access is masked to lie inside
 of the matrix, the forward with any other blocks is the same function, and the backward of that one serves: a
 backward sums over other axes than the forward, and wants wider tiles for it. The host asks in each call
-whether the launch is one of just these tiles, and keeps the forward's blocks where it is not.
+whether the launch is one of just these tiles, and keeps the forward's blocks where it is not. Programs that
+walk a queue of tiles (`tile_queues`) have them all, whatever those are; where none of them is left in the
+backward, that has tiles of its own.
 """
 
 from __future__ import annotations

@@ -14,8 +14,11 @@ tiles whose number leaves its own as a remainder: together they have each tile o
 that no sum hangs on. So neither the programs nor the state that they carry is left in a gradient's write, and
 whoever owns a tile of the gradient sums over the others (`owner`). What a step carries to the next and is a
 value of that step alone (`row_begin = row_end`) is that value one step before. A queue without groups is one
-group; in a group tiles may be swizzled as programs may be. That counts do not fall is asked of the tensors
-that they come from, how many programs there are of the launch.
+group; in a group tiles may be swizzled as programs may be.
+
+How many programs there are is asked of the launch. That no group has less than no tiles is asked of the
+tensors that bound groups, on the device: gradients are NaN where one decreases, and the host waits for
+nothing. Where data says how many tiles of a gradient a group has, their owners walk a queue of those.
 """
 
 from __future__ import annotations
@@ -229,11 +232,16 @@ class Queue:
     def _grouped(self, loop: For, low: Node, high: Node, step: Node) -> Node:
         """Where a program's tiles begin in the first group, if they go on from one to the next, and a group's
         tiles begin where those of the one before end."""
-        g, tile = self.g, _carry(loop, low)
-        sides = high.args if high.op == "add" else ()
+        g, tile, end = self.g, _carry(loop, low), high
+        asked_first = high.args[0] if high.op == "where" and high.args[2] is low else None
+        if asked_first is not None:  # `tile >= first` too: that holds for whoever walks on
+            end = high.args[1]
+        sides = end.args if end.op == "add" else ()
         for first in (_carry(loop, side) for side in nodes_in(sides) if side.op == "phi" and side is not low):
-            count = None if first is None else step_of(g, first.phi, high)
-            if first is None or count is None or first.next is not high or not is_zero(first.init):
+            count = None if first is None else step_of(g, first.phi, end)
+            if first is None or count is None or first.next is not end or not is_zero(first.init):
+                continue
+            if asked_first is not None and asked_first is not g.compare(">=", low, first.phi):
                 continue
             with g.at(loop.region):  # as `while` leaves it
                 trips = g.sub(high, low)
