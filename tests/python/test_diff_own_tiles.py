@@ -170,7 +170,6 @@ HANGS = {
     "the number of programs": (STORED, "(acc * tl.num_programs(0)).to(c_ptr.dtype.element_ty)"),
     "the number of a tile": (STORED, "(acc * pid_m).to(c_ptr.dtype.element_ty)"),
     "a place in the block": (STORED, "(acc * tl.arange(0, BLOCK_M)[:, None]).to(c_ptr.dtype.element_ty)"),
-    "a loop that ends early": ("range(tl.cdiv(K, BLOCK_K))", "range(tl.cdiv(K, BLOCK_K) - 1)"),
     "a sum that each step halves": ("        a_ptrs += BLOCK_K * stride_ak\n", "        acc *= 0.5\n        a_ptrs += BLOCK_K * stride_ak\n"),
 }  # fmt: skip
 
@@ -180,6 +179,14 @@ def test_what_hangs_on_the_blocks__keeps_them(changed, edit: tuple[str, str]) ->
     file = changed(edit)
     assert not offered(draft(file, TRACED))
     assert CHOSEN not in draft(file, TRACED, config=OWN)["backward"]
+
+
+def test_block_that_the_loop_hangs_on__stays_while_those_of_the_output_change(changed) -> None:
+    file = changed(("range(tl.cdiv(K, BLOCK_K))", "range(tl.cdiv(K, BLOCK_K) - 1)"))
+    assert [set(config) for config in offered(draft(file, TRACED))][0] == {
+        "BLOCK_M", "BLOCK_N", "num_warps", "num_stages"
+    }  # fmt: skip
+    assert "grid, BLOCK_M, BLOCK_N = " in draft(file, TRACED, config=OWN)["backward"]
 
 
 def test_value_that_took_a_loop_by_a_flag_alone__is_kept_for_that_side() -> None:
