@@ -208,9 +208,8 @@ def test_what_hangs_on_the_blocks__keeps_them(changed, edit: tuple[str, str]) ->
 
 def test_block_that_the_loop_hangs_on__stays_while_those_of_the_output_change(changed) -> None:
     file = changed(("range(tl.cdiv(K, BLOCK_K))", "range(tl.cdiv(K, BLOCK_K) - 1)"))
-    assert [set(config) for config in offered(draft(file, TRACED))][0] == {
-        "BLOCK_M", "BLOCK_N", "num_warps", "num_stages"
-    }  # fmt: skip
+    first, *_ = offered(draft(file, TRACED))
+    assert set(first) == {"BLOCK_M", "BLOCK_N", "num_warps", "num_stages"}
     assert "grid, BLOCK_M, BLOCK_N = " in draft(file, TRACED, config=OWN)["backward"]
 
 
