@@ -179,7 +179,7 @@ def test_what_each_program_adds__keeps_the_programs(forward) -> None:
         ("target_ptr, loss_ptr, lse_ptr, M,", "target_ptr, loss_ptr, lse_ptr, more_ptr, M,"),
         ("w, target, loss, lse, M,", "w, target, loss, lse, more, M,"),
         (STORED, f"{STORED}\n    tl.atomic_add(more_ptr, tl.load(w_ptr).to(tl.float32))"),
-        ("    lse = torch.empty_like(loss)\n", "    lse = torch.empty_like(loss)\n    more = torch.zeros_like(loss[:1])\n"),
+        ("lse = torch.empty_like(loss)", "lse, more = torch.empty_like(loss), torch.zeros_like(loss[:1])"),
         ("    return loss, lse\n", "    return loss + more, lse\n"),
     )  # fmt: skip
     assert not offered(draft(file, TRACED))
@@ -188,7 +188,7 @@ def test_what_each_program_adds__keeps_the_programs(forward) -> None:
     assert_right(file, result, RAGGED[:2])
 
 
-LATER = "        z = tl.where(v[None, :] < V, z, -float(\"inf\"))\n"  # fmt: skip
+BELOW = "v[None, :] < V"  # in what the logits are masked with
 SMALLER = {
     "rows that are read without a mask": (TARGET, "target = tl.load(target_ptr + rows)"),
     "rows that are read beside a mask": (TARGET, TARGET.replace("rows < M", "rows <= M")),
@@ -196,8 +196,8 @@ SMALLER = {
     "what is read for nothing": (TARGET, f"{TARGET}\n    unused = tl.load(x_ptr + rows)"),
     "rows as numbers": (STORED, STORED.replace(" lse,", " lse * rows,")),
     "rows by another number": (STORED, STORED.replace(" lse,", " tl.where(rows < 40, lse, 0.0),")),
-    "columns near a row": (LATER, LATER.replace("< V,", "< V) & (v[None, :] > rows[:, None] - 24,").replace("where(", "where((").replace(", z", "), z", 1)),
-    "columns up to a row, of another length": (LATER, LATER.replace("where(v[None, :] < V,", "where((v[None, :] < V) & (v[None, :] <= rows[:, None]),")),
+    "columns near a row": (BELOW, f"({BELOW}) & (v[None, :] > rows[:, None] - 24)"),
+    "columns up to a row, of another length": (BELOW, f"({BELOW}) & (v[None, :] <= rows[:, None])"),
 }  # fmt: skip
 
 
@@ -213,35 +213,43 @@ def test_rows_beyond_the_last_that_may_do_something__are_no_more_than_the_forwar
     assert OWN in result["backward"] and "cdiv(grid[0]" not in result["backward"]
 
 
+# As many columns as rows: `v < M` leaves none that a row from M on might not see.
+SQUARE = (
+    ("w, target, loss, lse, M, V, D,", "w, target, loss, lse, M, D,"),
+    ("lse_ptr, M, V, D,", "lse_ptr, M, D,"),
+    ("range(0, V, BLOCK)", "range(0, M, BLOCK)"),
+    ("load_tile(w_ptr, v, d, V, D)", "load_tile(w_ptr, v, d, M, D)"),
+)
 ALIKE = {
-    "but its own column": ("(v[None, :] < V)", "(v[None, :] < V) & (v[None, :] != rows[:, None])"),
-    "columns up to a row": ("(v[None, :] < V)", "(v[None, :] < V) & (v[None, :] <= rows[:, None])"),
-    "columns before one beside it": ("(v[None, :] < V)", "(v[None, :] < V) & (rows[:, None] + 2 > v[None, :])"),
-    "no column but its own": (
-        "tl.where((v[None, :] < V), z, -float(\"inf\"))",
-        "tl.where((v[None, :] < V), z - tl.where(v[None, :] == rows[:, None], 1.0, 0.0), -float(\"inf\"))",
+    "but its own column": (BELOW, "(v[None, :] < M) & (v[None, :] != rows[:, None])"),
+    "columns up to a row": (BELOW, "(v[None, :] < M) & (v[None, :] <= rows[:, None])"),
+    "columns up to a row, and one": (BELOW, "(v[None, :] < M) & (rows[:, None] + 2 > v[None, :])"),
+    "a column of its own in what is masked": (
+        f"tl.where({BELOW}, z,",
+        "tl.where(v[None, :] < M, z - tl.where(v[None, :] == rows[:, None], 1.0, 0.0),",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("edit", ALIKE.values(), ids=ALIKE)
 def test_rows_beyond_the_last_that_see_every_column__may_be_more(forward, edit: tuple[str, str]) -> None:
-    """Of as many columns as rows: `v < M` leaves none that a row from M on might not see."""
-    bracketed = (LATER, LATER.replace("v[None, :] < V", "(v[None, :] < V)"))
-    square = ("w, target, loss, lse, M, V, D,", "w, target, loss, lse, M, D,")
-    only = [
-        bracketed,
-        square,
-        ("lse_ptr, M, V, D,", "lse_ptr, M, D,"),
-        ("range(0, V, BLOCK)", "range(0, M, BLOCK)"),
-        ("load_tile(w_ptr, v, d, V, D)", "load_tile(w_ptr, v, d, M, D)"),
-    ]
-    file = forward(LOSS, *only)
-    source = file.read_text()
-    old, new = edit
-    assert source.count(old) == 1
-    file.write_text(source.replace(old, new).replace("(v[None, :] < V)", "(v[None, :] < M)"))
+    file = forward(LOSS, *SQUARE, edit)
     cases = [({"M": m, "D": 24, "V": m}, "normal") for m in (37, 65, 5, 64)]
     result = draft(file, cases[0][0], config={"BLOCK": 128})
     assert OWN in result["backward"] and "triton.cdiv(grid[0] * BLOCK, 128)" in result["backward"]
     assert_right(file, result, cases)
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        "(v[None, :] < M) & (v[None, :] < rows[:, None] - 1)",  # the last one is none of the first such row's
+        "(v[None, :] < M + 1) & (v[None, :] != rows[:, None])",
+        "(v[None, :] < M) | (v[None, :] == rows[:, None])",
+    ],
+)
+def test_rows_beyond_the_last_that_see_other_columns__are_no_more(forward, columns: str) -> None:
+    result = draft(
+        forward(LOSS, *SQUARE, (BELOW, columns)), {"M": 37, "D": 24, "V": 37}, config={"BLOCK": 64}
+    )
+    assert "cdiv(grid[0]" not in result["backward"]

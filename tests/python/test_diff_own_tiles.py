@@ -77,16 +77,15 @@ def test_rows_of_programs_by_another_length_than_the_masks__have_no_tiles(change
     assert not offered(draft(file, dims))
 
 
+ONE_BLOCK = (
+    ("    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,", "    BLOCK: tl.constexpr,"),
+    ("BLOCK_M=64, BLOCK_N=64, BLOCK_K=32,", "BLOCK=32,"),
+    *[(f"BLOCK_{axis}", "BLOCK") for axis in "MNK"],
+)
+
+
 def test_one_block_for_all_axes__is_varied_for_all(changed) -> None:
-    named = [(f"BLOCK_{axis}", "BLOCK") for axis in "MNK"]
-    file = changed(
-        (
-            "    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,",
-            "    BLOCK: tl.constexpr,",
-        ),
-        ("BLOCK_M=64, BLOCK_N=64, BLOCK_K=32,", "BLOCK=32,"),
-        *named,
-    )
+    file = changed(*ONE_BLOCK)
     configs = [config for config in draft(file, TRACED)["report"]["configs"] if "BLOCK" in config]
     assert [config["BLOCK"] for config in configs] == [128, 64]
     result = draft(file, TRACED, config={"BLOCK": 64})
@@ -98,9 +97,7 @@ def test_one_block__of_tiles_that_are_stored_in_each_others_place__stays(changed
     """Rows of one axis are rows of the other there, in blocks that are not turned themselves."""
     file = changed(
         *TWO_AXES,
-        ("    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,", "    BLOCK: tl.constexpr,"),
-        ("BLOCK_M=64, BLOCK_N=64, BLOCK_K=32,", "BLOCK=32,"),
-        *[(f"BLOCK_{axis}", "BLOCK") for axis in "MNK"],
+        *ONE_BLOCK,
         (
             "    c_ptrs = c_ptr + offs_m[",
             "    offs_m = pid_n * BLOCK + tl.arange(0, BLOCK)\n"

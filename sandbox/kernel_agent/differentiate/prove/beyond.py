@@ -45,7 +45,7 @@ class Beyond:
         return self._visit(node, tuple(range(len(node.shape))), frozenset())
 
     def _visit(self, node: Node, axes: Axes, below: Below) -> bool:
-        """Whether a value is, where the sums `below` are less than the length; `axes`: of the whole block, those
+        """Whether a value is, where the sums `below` are less than the length; `axes`: of the whole block those
         that the value has."""
         key = (node.id, axes, below)
         if key not in self.seen:
@@ -92,7 +92,7 @@ class Beyond:
         return all(self._visit(arg, axes[len(axes) - len(arg.shape) :], below) for arg in args)
 
     def _chosen(self, node: Node, axes: Axes, below: Below) -> bool:
-        """Of a choice: what is asked for its condition and the first value, if it has the second one beyond."""
+        """The same of a choice. Where columns are not below the length it may be the second value anyway."""
         cond, one, other = node.args
         last = beneath(other, "full", "broadcast", "cast")
         within = below | self._below(self.blocks.conditions(cond, axes[len(axes) - len(cond.shape) :]))

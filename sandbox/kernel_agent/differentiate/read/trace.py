@@ -94,7 +94,7 @@ class Site:
 @dataclass(frozen=True)
 class Blocks:
     """Sizes of blocks in place of those that a launch passes; programs along `axis` share out `rows`.
-    `length`: an argument beyond which rows have nothing to do, so that there may be more programs for them."""
+    `length`: an argument from which on rows have nothing to do, so that more of them may have programs."""
 
     sizes: dict[str, int]
     rows: str

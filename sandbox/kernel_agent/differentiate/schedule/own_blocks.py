@@ -8,10 +8,11 @@ other blocks is the same function, and the backward of that one serves. Programs
 host asks in each call whether they are a multiple of the backward's block, and keeps the forward's blocks
 where they are not.
 
-Where every access to rows is masked to lie below an argument, programs beyond it have nothing to do. Then the
-rows are rounded up to whole blocks of the backward, if those that do not exist are alike (`prove/beyond.py`). A
-copy of the forward that saves something is launched with as many programs more: such rows have what the forward
-would have computed for them, neither nothing nor garbage. Which sizes are worth it is for the tuner to measure.
+Where every access to rows is masked to lie below an argument, programs beyond it have nothing to do. Then
+the rows are rounded up to whole blocks of the backward, if those that do not exist are alike
+(`prove/beyond.py`). A copy of the forward that saves something is launched with as many programs more: such
+rows have what the forward would have computed for them, neither nothing nor garbage. Which sizes are worth it
+is for the tuner to measure.
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@
 
 A program that owns a tile of rows walks a whole vocabulary for it: with 64 tiles half of a GPU has nothing to
 do. All that such a loop leaves is sums from zero, and what is stored is linear in them, so that the parts add
-up; what is added atomically may be added in parts. Which call has too few programs is asked of its grid; how many shares are worth it is for the tuner.
+up; what is added atomically may be added in parts. Which call has too few programs is asked of its grid; how
+many shares are worth it is for the tuner.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ def offers(reverse: Reverse, grid: tuple[int, ...]) -> bool:
 
 
 def _is_part(effect: object, reverse: Reverse) -> bool:
-    """Whether an effect stores or adds one program's part of a gradient, and nothing decides whether it does."""
+    """Whether an effect stores or adds one program's part of a gradient, which nothing decides upon."""
     return (
         isinstance(effect, GradWrite)
         and effect.kind in ("store", "atomic_add")

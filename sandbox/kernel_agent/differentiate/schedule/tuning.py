@@ -45,7 +45,7 @@ def menu(fwd: Forward, sites: list[Site]) -> list[dict[str, Any]]:
 
 
 def offer(configs: list[dict[str, Any]], config: dict[str, Any]) -> None:
-    """Put a configuration before those that only change warps and stages, behind one that it extends, once."""
+    """Put a configuration behind one that it extends, else before all others, once."""
     if config not in configs:
         extended = [at for at, one in enumerate(configs) if one.items() < config.items()]
         configs.insert(extended[0] + 1 if extended else 0, config)

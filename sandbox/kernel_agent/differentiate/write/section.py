@@ -375,8 +375,8 @@ class FunctionText:
         return lines + _broken(f"grid, {', '.join(own.sizes)} = {grid}, {values}", 12)
 
     def more_programs(self) -> list[str]:
-        """As many programs as make whole blocks of the backward's own, where rows beyond the last have nothing
-        to do: what is saved of them is what the forward has there."""
+        """As many programs as make whole blocks of the backward's own, where rows that do not exist have
+        nothing to do: what is saved of them is what the forward has there."""
         own = self.site.blocks
         if own is None or own.length is None or isinstance(own, Tiles):
             return []
