@@ -105,15 +105,18 @@ def test_tiles_of_one_block_with_a_loop_over_groups__have_them(forward, config: 
     assert_right(file, result, cases)
 
 
-def test_tuner__is_offered_large_blocks_first_that_fit_registers(forward) -> None:
-    long, narrow = {"M": 4096, "D": 128, "V": 2048}, {"M": 1021, "D": 96, "V": 2048}
-    first, shared, *others = offered(draft(forward(LOSS), long))
-    assert first == {"BLOCK": 128, "num_warps": 8} and shared == {**first, "shares": 512}
-    assert {"BLOCK": 64, "num_warps": 4} in others
-    assert draft(forward(LOSS), narrow)["report"]["configs"][:2] == [{"shares": 512}, first]
-    wide = offered(draft(forward(TWICE), {"M": 8192, "D": 512}))
-    assert [config["BLOCK"] for config in wide] == [64, 32]
-    assert len(draft(forward(LOSS), long)["report"]["configs"]) <= 8
+def test_tuner__is_offered_large_blocks_first_that_fit(forward) -> None:
+    """Sums of whole rows in registers; blocks of rows and of columns in shared memory, of fewer stages."""
+    small, large = ({"M": m, "D": 128, "V": 20000} for m in (1021, 4096))
+    half = {"dtype": "float16"}
+    first = {"BLOCK": 128, "num_warps": 8}
+    configs = draft(forward(LOSS), small, **half)["report"]["configs"]
+    assert configs[:3] == [{"shares": 512}, first, {"BLOCK": 32, "num_warps": 4}] and len(configs) <= 8
+    single = {**first, "num_stages": 1}
+    configs = offered(draft(forward(LOSS), large))
+    assert configs[:2] == [single, {**single, "shares": 512}] and {"BLOCK": 64, "num_warps": 4} in configs
+    wide = offered(draft(forward(TWICE), {"M": 8192, "D": 512}, **half))
+    assert wide == [{"BLOCK": 64, "num_warps": 8, "num_stages": 2}]
 
 
 def test_call_with_rows_that_no_program_has__keeps_the_forwards_blocks(forward) -> None:

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ..ir.nodes import For, Node, Store, beneath, nodes_in, walk
+from ..ir.nodes import For, Node, Store, beneath, nodes_in, real, walk
 from ..ir.values import Kernel, is_static
 from ..prove.beyond import Beyond
 from ..prove.blocks import Blocks, Hangs
@@ -36,19 +36,22 @@ OFFERED = ((64, 64, 4), (64, 128, 8), (128, 64, 8), (128, 128, 8), (64, 128, 4))
 ALIKE = ((128, 8), (64, 8), (64, 4), (32, 4))
 REGISTERS = 65536  # of 32 bits, that eight warps have
 FULL = 0.75  # of them, that may hold sums and a tile
+BYTES = {"float32": 4, "float64": 8}
+SHARED = 227 << 10  # bytes of shared memory that a program may have on sm_90
 
 
 @dataclass(frozen=True)
 class Own:
     """The parameters that a backward may have others of: rows, along a grid axis, and columns of a loop; they
-    may be one. `length`: an argument that rows beyond have nothing to do; `width`: of the widest rows of the
-    traced call, beside the blocks."""
+    may be one. `length`: an argument from which on rows have nothing to do. Of the traced call, `width`: of the
+    widest rows, beside the blocks; `bytes`: of their elements."""
 
     rows: str
     axis: int
     columns: str
     length: str | None
     width: int
+    bytes: int
 
     def sizes(self, config: dict[str, Any], site: Site) -> Sizes | None:
         """The blocks that a configuration names, where they serve the traced call."""
@@ -56,6 +59,14 @@ class Own:
         own = {name: int(config.get(name, value)) for name, value in given.items()}
         made = Sizes(own, self.rows, self.axis, site.lines, self.length)
         return None if own == given or made.launch(site.launch) is site.launch else made
+
+    def fits(self, size: int, warps: int) -> bool:
+        """Whether registers can hold sums of whole rows and a tile."""
+        return size * (self.width + size) <= FULL * REGISTERS * warps / 8
+
+    def stages(self, size: int) -> int:
+        """So many blocks of columns shared memory can hold, beside one of rows and a tile."""
+        return (SHARED // (size * self.bytes) - size) // self.width - 1
 
 
 def find(site: Site) -> Own | None:
@@ -89,7 +100,7 @@ def find(site: Site) -> Own | None:
         return None
     lengths = _lengths(blocks, kernel, stores, axis) - kernel.either
     length = min((name for name in lengths if _is_given(site, name)), default=None)
-    return Own(rows, axis, column.attrs["name"], length, _width(site, names))
+    return Own(rows, axis, column.attrs["name"], length, *_rows(site, names))
 
 
 def _is_given(site: Site, name: str) -> bool:
@@ -145,19 +156,25 @@ def _lengths(blocks: Blocks, kernel: Kernel, stores: list[Store], axis: int) -> 
         return set()
 
 
-def _width(site: Site, names: set[str]) -> int:
-    """The longest axis of what is multiplied in the traced call, but for the blocks."""
+def _rows(site: Site, names: set[str]) -> tuple[int, int]:
+    """The longest axis of what is multiplied in the traced call, but for the blocks; bytes of an element."""
     g = site.kernel.graph
-    dots = [n for n in nodes_in(site.kernel.effects) if n.op == "dot"]
-    sides = {dim for n in dots for arg in n.args for dim in arg.shape if dim.attrs.get("name") not in names}
-    known = [g.concrete(dim) for dim in sides]
-    return max((size for size in known if isinstance(size, int)), default=1)
+    sides = [side for n in nodes_in(site.kernel.effects) if n.op == "dot" for side in n.args[:2]]
+    known = [g.concrete(d) for side in sides for d in side.shape if d.attrs.get("name") not in names]
+    width = max((size for size in known if isinstance(size, int)), default=1)
+    return width, max(BYTES.get(real(side.dtype), 2) for side in sides)
 
 
 def offers(own: Own, site: Site) -> list[dict[str, Any]]:
     """Configurations for the tuner, the likeliest first."""
     if own.rows == own.columns:
-        found = [{own.rows: size, "num_warps": w} for size, w in ALIKE if _fits(size, own.width, w)]
+        given = site.launch.num_stages
+        fitting = [(size, warps, own.stages(size)) for size, warps in ALIKE if own.fits(size, warps)]
+        found = [
+            {own.rows: size, "num_warps": warps, **({"num_stages": most} if most < given else {})}
+            for size, warps, most in fitting
+            if most > 0
+        ]
     else:
         found = [{own.rows: m, own.columns: n, "num_warps": w} for m, n, w in OFFERED]
     return [config for config in found if own.sizes(config, site)]
@@ -170,11 +187,6 @@ def fewer(site: Site) -> tuple[dict[str, Any], tuple[int, ...]] | None:
     sizes = own.sizes(found[0], site) if own is not None and found else None
     grid = site.launch.grid if sizes is None else sizes.launch(site.launch).grid
     return (found[0], grid) if math.prod(grid) < math.prod(site.launch.grid) else None
-
-
-def _fits(size: int, width: int, warps: int) -> bool:
-    """Whether registers can hold sums of whole rows and a tile."""
-    return size * (width + size) <= FULL * REGISTERS * warps / 8
 
 
 def chosen(sites: list[Site], config: dict[str, Any], find: Callable[[Site], Any] = find) -> list[Sizes]:
