@@ -77,6 +77,15 @@ def test_larger_blocks_where_nothing_is_saved__give_the_same_gradients(forward, 
     assert_right(file, result, RAGGED)
 
 
+def test_grid_that_is_a_function__is_asked_before_there_are_more_programs(forward) -> None:
+    written = '(triton.cdiv(M, tiles["BLOCK"]),)'
+    file = forward(LOSS, (written, f"lambda meta: {written.replace('tiles', 'meta')}"))
+    made = draft(file, TRACED, config={"BLOCK": 128})["backward"]
+    asked, more = made.index("grid = grid(dict("), made.index("grid = (triton.cdiv(grid[0] * BLOCK, 128)")
+    assert asked < more < made.index("_saving[grid](")
+    assert_right(file, {"backward": made}, RAGGED)
+
+
 @pytest.mark.parametrize(
     "config", [{"BLOCK": 64, "shares": 8}, {"BLOCK": 128, "num_warps": 8, "shares": 512}]
 )

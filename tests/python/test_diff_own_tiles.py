@@ -191,6 +191,7 @@ HANGS = {
     "a block's size as a number": (STORED, "(acc * BLOCK_N).to(c_ptr.dtype.element_ty)"),
     "the number of programs": (STORED, "(acc * tl.num_programs(0)).to(c_ptr.dtype.element_ty)"),
     "the number of a tile": (STORED, "(acc * pid_m).to(c_ptr.dtype.element_ty)"),
+    "the number of a row": (STORED, "(acc * offs_m[:, None]).to(c_ptr.dtype.element_ty)"),
     "a place in the block": (STORED, "(acc * tl.arange(0, BLOCK_M)[:, None]).to(c_ptr.dtype.element_ty)"),
     "a sum that each step halves": ("        a_ptrs += BLOCK_K * stride_ak\n", "        acc *= 0.5\n        a_ptrs += BLOCK_K * stride_ak\n"),
 }  # fmt: skip
