@@ -207,6 +207,8 @@ SMALLER = {
     "rows that are masked by another length": (TARGET, TARGET.replace("rows < M", "rows < V")),
     "what is read for nothing": (TARGET, f"{TARGET}\n    unused = tl.load(x_ptr + rows)"),
     "rows as numbers": (STORED, STORED.replace(" lse,", " lse * rows,")),
+    "rows as powers": (STORED, STORED.replace(" lse,", " tl.exp(lse * rows.to(tl.float32)),")),
+    "an angle that has no number": (STORED, STORED.replace(" lse,", " lse * tl.cos(1.0 / (rows - 90)),")),
     "rows by another number": (STORED, STORED.replace(" lse,", " tl.where(rows < 40, lse, 0.0),")),
     "columns near a row": (BELOW, f"({BELOW}) & (v[None, :] > rows[:, None] - 24)"),
     "columns up to a row, of another length": (BELOW, f"({BELOW}) & (v[None, :] <= rows[:, None])"),
@@ -236,6 +238,15 @@ ALIKE = {
     "but its own column": (BELOW, "(v[None, :] < M) & (v[None, :] != rows[:, None])"),
     "columns up to a row": (BELOW, "(v[None, :] < M) & (v[None, :] <= rows[:, None])"),
     "columns up to a row, and one": (BELOW, "(v[None, :] < M) & (rows[:, None] + 2 > v[None, :])"),
+    "all but the first row": (BELOW, "(v[None, :] < M) & ((rows[:, None] == 0) | (rows[:, None] > 0))"),
+    "random numbers of a row": (
+        f"tl.where({BELOW}, z,",
+        "tl.where(v[None, :] < M, z * tl.where(tl.rand(5, rows * 2) > 0.5, 2.0, 0.0)[:, None],",
+    ),
+    "an angle of a row": (
+        f"tl.where({BELOW}, z,",
+        "tl.where(v[None, :] < M, z * tl.cos(rows * 0.1)[:, None],",
+    ),
     "a column of its own in what is masked": (
         f"tl.where({BELOW}, z,",
         "tl.where(v[None, :] < M, z - tl.where(v[None, :] == rows[:, None], 1.0, 0.0),",
@@ -258,6 +269,7 @@ def test_rows_beyond_the_last_that_see_every_column__may_be_more(forward, edit: 
         "(v[None, :] < M) & (v[None, :] < rows[:, None] - 1)",  # the last one is none of the first such row's
         "(v[None, :] < M + 1) & (v[None, :] != rows[:, None])",
         "(v[None, :] < M) | (v[None, :] == rows[:, None])",
+        "(v[None, :] < M) & (tl.rand(5, rows * 2)[:, None] > 0.5)",
     ],
 )
 def test_rows_beyond_the_last_that_see_other_columns__are_no_more(forward, columns: str) -> None:

@@ -8,18 +8,24 @@ Nothing of such rows is stored, but sums over rows have them as terms, and zero 
 The forward's own blocks have some where M is not a multiple of them. Larger blocks have more, and a window
 of columns around a row, say, is empty further on, where a softmax is 0 / 0. Where no value hangs on how far
 beyond M a row lies, all of them have what the first one has. So a row's number may only be in addresses that
-a mask keeps below M, and in comparisons that are decided from M on: with M, or with columns below M.
+a mask keeps below M, and in comparisons that are decided from M on: with M, or with columns below M. It may
+also choose a random number, or be in an angle: those are numbers for any row.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Iterator
+
 from ..ir.nodes import Node, beneath, nodes_in
+from ..ir.simplify import is_number
 from ..ir.values import is_static
 from .affine import Form, Var, _combine, nonzero
 from .blocks import PLACEWISE, SUMS, Blocks, Killers
 
 Axes = tuple[int, ...]
 Below = frozenset[tuple[frozenset, int]]  # sums, as by _split(), that are less than the length here
+BOUNDED = ("sin", "cos")
 FLIPPED = {">": "<", ">=": "<=", "<": ">", "<=": ">=", "==": "==", "!=": "!="}
 # How far a sum may be above the length, where comparing it with a row from there on has one answer.
 DECIDED = {"<": -1, ">=": -1, "==": -1, "!=": -1, "<=": 0, ">": 0}
@@ -60,7 +66,8 @@ class Beyond:
         if op in SUMS and not node.is_float and self._is_row(self._terms(node, axes)):
             return False
         if op == "compare" and not any(arg.is_float for arg in args):
-            one, other = (self._terms(arg, axes[len(axes) - len(arg.shape) :]) for arg in args)
+            sums = ((self._taken(arg), at) for arg, at in _placed(node, args, axes))
+            one, other = (self._terms(arg, at) for arg, at in sums)
             difference = nonzero(_combine(one, other, -1))
             if self._is_row(difference):
                 return self._decided(difference, node.attrs["cmp"], below)
@@ -69,38 +76,59 @@ class Beyond:
                 args = args[3:]  # masked off
             else:
                 args = args[1:]
+        if op == "random":
+            return True
+        if op == "call" and node.attrs["fn"] in BOUNDED:
+            return all(self._number(arg, at, below) for arg, at in _placed(node, args, axes))
         if op in ("and", "land"):
             below |= self._below(self.blocks.conditions(node, axes))
         if op == "where":
             return self._chosen(node, axes, below)
-        if op == "expand":
-            at = node.attrs["axis"]
-            return self._visit(args[0], (*axes[:at], *axes[at + 1 :]), below)
-        if op == "permute":
-            back = {axis: axes[at] for at, axis in enumerate(node.attrs["order"])}
-            return self._visit(args[0], tuple(back[at] for at in range(len(axes))), below)
         if op == "loopout":
             carries = [n for c in node.attrs["loop"].carries for n in (c.init, c.next) if n is not None]
             return all(map(self._apart, carries))
         if op == "ifout" and is_static(args[0]):
-            side = node.attrs["then" if self.blocks.facts[args[0]] else "other"]
-            return side is None or self._visit(side, axes, below)
+            return (side := self._taken(node)) is node or self._visit(side, axes, below)
         if op == "ifout":
             args = tuple(n for n in (*args, node.attrs["then"], node.attrs["other"]) if n is not None)
-        elif op not in PLACEWISE | SUMS | {"load", "full"}:
+        elif op not in PLACEWISE | SUMS | {"load", "full", "permute"}:
             return all(map(self._apart, args))
-        return all(self._visit(arg, axes[len(axes) - len(arg.shape) :], below) for arg in args)
+        return all(self._visit(arg, at, below) for arg, at in _placed(node, args, axes))
+
+    def _number(self, node: Node, axes: Axes, below: Below) -> bool:
+        """Whether a value is a number in all such rows, if it is one in the first."""
+        if node.op in ("pid", "arange"):
+            return True
+        parts = list(_placed(node, node.args, axes))
+        if node.op in SUMS:
+            return all(self._number(arg, at, below) for arg, at in parts)
+        if (side := self._taken(node)) is not node:
+            return self._number(side, axes, below)
+        if node.op in ("div", "floordiv", "mod"):
+            return self._number(*parts[0], below) and self._visit(*parts[1], below)
+        return self._visit(node, axes, below)
 
     def _chosen(self, node: Node, axes: Axes, below: Below) -> bool:
         """The same of a choice. Where columns are not below the length it may be the second value anyway."""
         cond, one, other = node.args
         last = beneath(other, "full", "broadcast", "cast")
+        if is_number(last, -math.inf) and any(n.op == "random" for n in nodes_in([cond])):
+            return False  # they may leave nothing of a row
         within = below | self._below(self.blocks.conditions(cond, axes[len(axes) - len(cond.shape) :]))
         asked = below
         if last.op == "const" and isinstance(last.value, int | float):
             asked |= self._below(self.blocks.killers(node, axes, last.value))
         parts = ((cond, asked), (one, within | asked), (other, below))
         return all(self._visit(part, axes[len(axes) - len(part.shape) :], what) for part, what in parts)
+
+    def _taken(self, node: Node) -> Node:
+        """The value of the branch that is taken where a kernel is compiled."""
+        while node.op == "ifout" and is_static(node.args[0]):
+            side = node.attrs["then" if self.blocks.facts[node.args[0]] else "other"]
+            if side is None:
+                break
+            node = side
+        return node
 
     def _terms(self, node: Node, axes: Axes) -> Form:
         return nonzero(self.affine.terms(node, axes))
@@ -150,9 +178,11 @@ class Beyond:
         return own in ({(): 1}, {(): -1}) and numbers[0][1] == {ids: own[()] * factor}
 
     def _above(self, form: Form, below: Below) -> int | None:
-        """How far above the length a sum may be, if it is a number beside the length, or beside a sum that is
-        known to be below it."""
+        """How far above the length, which is 1 at least, a sum may be: if it is a number, or a number beside the
+        length or beside a sum that is known to be below it."""
         terms, number = _split(form)
+        if not terms:
+            return number - 1
         if any(terms == _split({(): {(i,): 1}})[0] for i in self._lengths()):
             return number
         return next((number - known - 1 for known_terms, known in below if known_terms == terms), None)
@@ -160,6 +190,20 @@ class Beyond:
     def _lengths(self) -> list[int]:
         """The ids of the nodes that are the length, in sums."""
         return [i for i, node in self.affine.nodes.items() if node.attrs.get("name") == self.length]
+
+
+def _placed(node: Node, args: Iterable[Node], axes: Axes) -> Iterator[tuple[Node, Axes]]:
+    """Arguments of an operation that is done for each place apart, with the axes of the whole block that they
+    have."""
+    for arg in args:
+        if node.op == "expand":
+            at = node.attrs["axis"]
+            yield arg, (*axes[:at], *axes[at + 1 :])
+        elif node.op == "permute":
+            back = {axis: axes[at] for at, axis in enumerate(node.attrs["order"])}
+            yield arg, tuple(back[at] for at in range(len(axes)))
+        else:
+            yield arg, axes[len(axes) - len(arg.shape) :]
 
 
 def _split(form: Form) -> tuple[frozenset, int]:
