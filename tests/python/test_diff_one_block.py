@@ -239,10 +239,7 @@ ALIKE = {
     "columns up to a row": (BELOW, "(v[None, :] < M) & (v[None, :] <= rows[:, None])"),
     "columns up to a row, and one": (BELOW, "(v[None, :] < M) & (rows[:, None] + 2 > v[None, :])"),
     "all but the first row": (BELOW, "(v[None, :] < M) & ((rows[:, None] == 0) | (rows[:, None] > 0))"),
-    "random numbers of a row": (
-        f"tl.where({BELOW}, z,",
-        "tl.where(v[None, :] < M, z * tl.where(tl.rand(5, rows * 2) > 0.5, 2.0, 0.0)[:, None],",
-    ),
+    "random numbers of a row": ("lse - z_target", "lse - z_target * (tl.rand(5, rows) > 0.5).to(tl.float32)"),
     "an angle of a row": (
         f"tl.where({BELOW}, z,",
         "tl.where(v[None, :] < M, z * tl.cos(rows * 0.1)[:, None],",
@@ -256,7 +253,8 @@ ALIKE = {
 
 @pytest.mark.parametrize("edit", ALIKE.values(), ids=ALIKE)
 def test_rows_beyond_the_last_that_see_every_column__may_be_more(forward, edit: tuple[str, str]) -> None:
-    file = forward(LOSS, *SQUARE, edit)
+    others = () if BELOW in edit[0] else ((BELOW, "v[None, :] < M"),)
+    file = forward(LOSS, *SQUARE, *others, edit)
     cases = [({"M": m, "D": 24, "V": m}, "normal") for m in (37, 65, 5, 64)]
     result = draft(file, cases[0][0], config={"BLOCK": 128})
     assert OWN in result["backward"] and "triton.cdiv(grid[0] * BLOCK, 128)" in result["backward"]
@@ -270,6 +268,7 @@ def test_rows_beyond_the_last_that_see_every_column__may_be_more(forward, edit: 
         "(v[None, :] < M + 1) & (v[None, :] != rows[:, None])",
         "(v[None, :] < M) | (v[None, :] == rows[:, None])",
         "(v[None, :] < M) & (tl.rand(5, rows * 2)[:, None] > 0.5)",
+        "(v[None, :] < M) & (total / tl.rand(5, rows * 2) > 0.5)[:, None]",
     ],
 )
 def test_rows_beyond_the_last_that_see_other_columns__are_no_more(forward, columns: str) -> None:

@@ -9,7 +9,8 @@ The forward's own blocks have some where M is not a multiple of them. Larger blo
 of columns around a row, say, is empty further on, where a softmax is 0 / 0. Where no value hangs on how far
 beyond M a row lies, all of them have what the first one has. So a row's number may only be in addresses that
 a mask keeps below M, and in comparisons that are decided from M on: with M, or with columns below M. It may
-also choose a random number, or be in an angle: those are numbers for any row.
+also be in an angle, or choose a random number, where nothing is divided by what that decides, and no function
+taken of it: a row of which nothing is left is no worse then.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 
-from ..ir.nodes import Node, beneath, nodes_in
+from ..ir.nodes import Carry, Node, beneath, nodes_in, reachable, sides
 from ..ir.simplify import is_number
 from ..ir.values import is_static
 from .affine import Form, Var, _combine, nonzero
@@ -78,6 +79,8 @@ class Beyond:
                 args = args[1:]
         if op == "random":
             return True
+        if op in ("div", "call") and _drawn(args[op == "div" :]):
+            return False
         if op == "call" and node.attrs["fn"] in BOUNDED:
             return all(self._number(arg, at, below) for arg, at in _placed(node, args, axes))
         if op in ("and", "land"):
@@ -112,8 +115,9 @@ class Beyond:
         """The same of a choice. Where columns are not below the length it may be the second value anyway."""
         cond, one, other = node.args
         last = beneath(other, "full", "broadcast", "cast")
-        if is_number(last, -math.inf) and any(n.op == "random" for n in nodes_in([cond])):
-            return False  # they may leave nothing of a row
+        infinite = any(is_number(side, x) for side in (one, other) for x in (math.inf, -math.inf))
+        if infinite and _drawn([cond]):
+            return False
         within = below | self._below(self.blocks.conditions(cond, axes[len(axes) - len(cond.shape) :]))
         asked = below
         if last.op == "const" and isinstance(last.value, int | float):
@@ -190,6 +194,21 @@ class Beyond:
     def _lengths(self) -> list[int]:
         """The ids of the nodes that are the length, in sums."""
         return [i for i, node in self.affine.nodes.items() if node.attrs.get("name") == self.length]
+
+
+def _drawn(nodes: Iterable[Node]) -> bool:
+    """Whether values hang on random numbers."""
+    carries: dict[Node, Carry] = {}
+
+    def parts(node: Node) -> list[Node]:
+        if node.op == "loopout":
+            carries.update((carry.phi, carry) for carry in node.attrs["loop"].carries)
+            node = node.attrs["loop"].carries[node.attrs["index"]].phi
+        if node in carries:
+            return [n for n in (carries[node].init, carries[node].next) if n is not None]
+        return [*node.args, *(sides(node) if node.op == "ifout" else [])]
+
+    return any(node.op == "random" for node in reachable(nodes, parts))
 
 
 def _placed(node: Node, args: Iterable[Node], axes: Axes) -> Iterator[tuple[Node, Axes]]:
