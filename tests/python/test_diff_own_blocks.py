@@ -24,32 +24,55 @@ def offered(result: dict) -> list[dict]:
     return [config for config in result["report"]["configs"] if "BLOCK_M" in config]
 
 
-@pytest.mark.parametrize("blocks", [(32, 64), (16, 128), (64, 64)])
+@pytest.mark.parametrize("blocks", [(32, 64), (16, 128), (64, 64), (128, 64), (256, 32)])
 def test_other_blocks__give_the_same_gradients(blocks: tuple[int, int]) -> None:
     m, n = blocks
     result = draft(ATTENTION, TRACED, config={"BLOCK_M": m, "BLOCK_N": n, "num_warps": 8})
-    assert f"if BLOCK_M % {m} == 0:" in result["backward"]
-    assert f"(grid[0] * (BLOCK_M // {m}), grid[1]), {m}, {n}" in result["backward"]
+    assert f"if grid[0] * BLOCK_M % {m} == 0:" in result["backward"]
+    assert f"(grid[0] * BLOCK_M // {m}, grid[1]), {m}, {n}" in result["backward"]
     assert result["report"]["atomics"] == 0 and "saved_row_max" in result["backward"]
     assert_right(ATTENTION, result, RAGGED)
 
 
-def test_call_whose_blocks_they_do_not_divide__keeps_the_forwards(changed) -> None:
+def test_call_with_other_blocks__has_the_backwards_own_too(changed) -> None:
     file = changed(("BLOCK_M, BLOCK_N = 64, 32\n", "BLOCK_M, BLOCK_N = (64, 32) if N > 40 else (16, 16)\n"))
     result = draft(file, TRACED, config={"BLOCK_M": 32, "BLOCK_N": 64})
-    assert "if BLOCK_M % 32 == 0:" in result["backward"]
+    assert "if 32 % BLOCK_M == 0 and N <= grid[0] * BLOCK_M:" in result["backward"]
     assert_right(file, result, RAGGED)
 
 
-def test_blocks_that_divide_no_rows_of_the_traced_call__are_the_forwards() -> None:
-    result = draft(ATTENTION, TRACED, config={"BLOCK_M": 128, "BLOCK_N": 64})
+# A row sees 24 up to itself: one that does not exist sees none, where it is far enough from the others.
+WINDOW = (
+    ("BLOCK_M, BLOCK_N = 64, 32\n", "BLOCK_M, BLOCK_N = 16, 32\n"),
+    (
+        "            visible = visible & (cols[None, :] <= offs_m[:, None])\n",
+        "            visible = visible & (cols[None, :] <= offs_m[:, None])\n"
+        "            visible = visible & (cols[None, :] > offs_m[:, None] - 24)\n",
+    ),
+)
+FULL, NARROW = ({"B": 1, "H": 2, "N": n, "D": 16, "causal": True} for n in (64, 40))
+
+
+def test_call_whose_rows_they_do_not_divide__keeps_the_forwards(changed) -> None:
+    """Rows that do not exist are not alike here: no more of them than the forward has."""
+    file = changed(*WINDOW)
+    result = draft(file, FULL, config={"BLOCK_M": 32})
+    assert "if grid[0] * BLOCK_M % 32 == 0:" in result["backward"]
+    assert "cdiv(grid[0]" not in result["backward"]
+    assert_right(file, result, [(NARROW, "normal")])
+
+
+def test_rows_that_are_empty_beyond_the_last__are_no_more_than_the_forwards(changed) -> None:
+    file = changed(*WINDOW)
+    result = draft(file, NARROW, config={"BLOCK_M": 128})
     assert "of the backward's own" not in result["backward"]
+    assert not [config for config in offered(result) if config["BLOCK_M"] > 16]
 
 
 def test_tuner__is_offered_blocks_before_warps() -> None:
     result = draft(ATTENTION, TRACED)
     assert offered(result)[0] == {"BLOCK_M": 64, "BLOCK_N": 64, "num_warps": 4}
-    assert all(config["BLOCK_M"] == 64 for config in offered(result))  # what divides the forward's
+    assert [config["BLOCK_M"] for config in offered(result)] == [64, 64, 128, 128, 64]
 
 
 LOADED = "k = tl.load(k_ptr + base + cols[:, None] * stride_n + offs_d[None, :]"

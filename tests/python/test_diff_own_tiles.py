@@ -77,21 +77,43 @@ def test_rows_of_programs_by_another_length_than_the_masks__have_no_tiles(change
     assert not offered(draft(file, dims))
 
 
+ONE_BLOCK = (
+    ("    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,", "    BLOCK: tl.constexpr,"),
+    ("BLOCK_M=64, BLOCK_N=64, BLOCK_K=32,", "BLOCK=32,"),
+    *[(f"BLOCK_{axis}", "BLOCK") for axis in "MNK"],
+)
+
+
 def test_one_block_for_all_axes__is_varied_for_all(changed) -> None:
-    named = [(f"BLOCK_{axis}", "BLOCK") for axis in "MNK"]
-    file = changed(
-        (
-            "    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,",
-            "    BLOCK: tl.constexpr,",
-        ),
-        ("BLOCK_M=64, BLOCK_N=64, BLOCK_K=32,", "BLOCK=32,"),
-        *named,
-    )
+    file = changed(*ONE_BLOCK)
     configs = [config for config in draft(file, TRACED)["report"]["configs"] if "BLOCK" in config]
     assert [config["BLOCK"] for config in configs] == [128, 64]
     result = draft(file, TRACED, config={"BLOCK": 64})
     assert CHOSEN in result["backward"]
     assert_right(file, result, RAGGED)
+
+
+def test_one_block__of_tiles_that_are_stored_in_each_others_place__stays(changed) -> None:
+    """Rows of one axis are rows of the other there, in blocks that are not turned themselves."""
+    file = changed(
+        *TWO_AXES,
+        *ONE_BLOCK,
+        (
+            "    c_ptrs = c_ptr + offs_m[",
+            "    offs_m = pid_n * BLOCK + tl.arange(0, BLOCK)\n"
+            "    offs_n = pid_m * BLOCK + tl.arange(0, BLOCK)\n"
+            "    c_ptrs = c_ptr + offs_m[",
+        ),
+        (
+            "element_ty), mask=(offs_m[:, None] < M) & (offs_n[None, :] < N))",
+            "element_ty), mask=(offs_m[:, None] < N) & (offs_n[None, :] < M))",
+        ),
+    )  # fmt: skip
+    dims = {"M": 70, "N": 70, "K": 50, "leaky": True}
+    assert not [config for config in draft(file, dims)["report"]["configs"] if "BLOCK" in config]
+    result = draft(file, dims, config={"BLOCK": 64})
+    assert CHOSEN not in result["backward"]
+    assert_right(file, result, [(dims, "normal")])
 
 
 def test_tuner__is_offered_wide_tiles_with_stages(changed) -> None:
@@ -169,8 +191,8 @@ HANGS = {
     "a block's size as a number": (STORED, "(acc * BLOCK_N).to(c_ptr.dtype.element_ty)"),
     "the number of programs": (STORED, "(acc * tl.num_programs(0)).to(c_ptr.dtype.element_ty)"),
     "the number of a tile": (STORED, "(acc * pid_m).to(c_ptr.dtype.element_ty)"),
+    "the number of a row": (STORED, "(acc * offs_m[:, None]).to(c_ptr.dtype.element_ty)"),
     "a place in the block": (STORED, "(acc * tl.arange(0, BLOCK_M)[:, None]).to(c_ptr.dtype.element_ty)"),
-    "a loop that ends early": ("range(tl.cdiv(K, BLOCK_K))", "range(tl.cdiv(K, BLOCK_K) - 1)"),
     "a sum that each step halves": ("        a_ptrs += BLOCK_K * stride_ak\n", "        acc *= 0.5\n        a_ptrs += BLOCK_K * stride_ak\n"),
 }  # fmt: skip
 
@@ -180,6 +202,13 @@ def test_what_hangs_on_the_blocks__keeps_them(changed, edit: tuple[str, str]) ->
     file = changed(edit)
     assert not offered(draft(file, TRACED))
     assert CHOSEN not in draft(file, TRACED, config=OWN)["backward"]
+
+
+def test_block_that_the_loop_hangs_on__stays_while_those_of_the_output_change(changed) -> None:
+    file = changed(("range(tl.cdiv(K, BLOCK_K))", "range(tl.cdiv(K, BLOCK_K) - 1)"))
+    first, *_ = offered(draft(file, TRACED))
+    assert set(first) == {"BLOCK_M", "BLOCK_N", "num_warps", "num_stages"}
+    assert "grid, BLOCK_M, BLOCK_N = " in draft(file, TRACED, config=OWN)["backward"]
 
 
 def test_value_that_took_a_loop_by_a_flag_alone__is_kept_for_that_side() -> None:

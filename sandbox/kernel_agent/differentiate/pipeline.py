@@ -587,8 +587,8 @@ def _scheduled(site: trace.Site, name: str, asked: Asked, known: list[LineReport
         offers=offers,
     )
     alone = not (plan.fused or plan.after or owner.spills.made or taped.buffers)
-    if alone and asked.schedule != "atomic" and shared_loops.offers(reverse, site.launch.grid):
-        plan.offers.append({"shares": SHARES})
+    if alone and asked.schedule != "atomic":
+        plan.offers += _shares(reverse, site)
     if alone and asked.shares:
         plan.shared = shared_loops.find(reverse, site.launch.grid)
     totals.kept = sum(w.kind == "atomic_add" for w in plan.writes)
@@ -609,6 +609,17 @@ def _of_tiles(reverse: Reverse, axes: list[int], name: str, grid: tuple[int, ...
         return owner
     reverse.report = before
     return None
+
+
+def _shares(reverse: Reverse, site: trace.Site) -> list[dict[str, Any]]:
+    """A configuration that shares a loop out, where the traced call has few programs, or has with blocks that
+    are offered."""
+    if shared_loops.offers(reverse, site.launch.grid):
+        return [{"shares": SHARES}]
+    if shared_loops.find(reverse, site.launch.grid) is None or (fewer := own_blocks.fewer(site)) is None:
+        return []
+    config, grid = fewer
+    return [{**config, "shares": SHARES}] if shared_loops.offers(reverse, grid) else []
 
 
 @dataclass

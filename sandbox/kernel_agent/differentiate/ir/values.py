@@ -99,6 +99,8 @@ class Kernel:
     variables: dict[str, Node] = field(default_factory=dict)  # where the kernel ends
     calls: dict[Node, str] = field(default_factory=dict)  # with their text, which would give the same there
     either: set[str] = field(default_factory=set)  # numbers that may be tensors of integers in other calls
+    # all that is read, also for nothing: base, offset and mask
+    loaded: list[tuple[Node, Node, Node | None]] = field(default_factory=list)
     # stores, and what is read of their buffers elsewhere: offset, mask and place
     apart: list[tuple[Store, Node, Node | None, Region]] = field(default_factory=list)
 

@@ -10,5 +10,6 @@ there is none.
     overwrite  the forward's own stores do not meet
     positions  which positions of lanes and programs, and digits of them, an address adds up
     blocks     which values hang on no block size
+    beyond     whether rows that do not exist are alike
     bounds     the programs of the forward that reach one tile
 """

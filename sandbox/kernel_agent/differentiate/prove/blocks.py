@@ -20,6 +20,7 @@ from ...source import words
 from ..ir.graph import Graph
 from ..ir.kinds import LANEWISE
 from ..ir.nodes import For, Node, Region, beneath, nodes_in
+from ..ir.simplify import is_number
 from ..ir.values import is_static
 from .affine import Affine, Form, Monomial, Var, _combine, nonzero, times
 from .masks import conjuncts
@@ -30,6 +31,7 @@ PLACEWISE = LANEWISE | words(
 )
 NEUTRAL = {"add": ("sum", 0.0), "maximum": ("max", -float("inf")), "minimum": ("min", float("inf"))}
 PLAIN = ("plain", None)  # lanes of a block whose size does not vary
+SUMMED = -1  # the axis that a product sums over, which its result does not have
 FLAGS = 4  # that are known when a kernel is compiled, at most
 
 Label = tuple[str, Any] | None  # along an axis: the same everywhere, plain lanes, rows or columns
@@ -68,7 +70,7 @@ class Blocks:
         is compiled. Raises Hangs where one is something else than a function of rows and plain lanes.
         `bounded`: also where what is loaded for them hangs on blocks for staying inside of its tensor."""
         found = []
-        for _ in self._answers(nodes):
+        for _ in self.answers(nodes):
             for node in nodes:
                 labels = self.labels(node)
                 for label, size in zip(labels, node.shape, strict=True):
@@ -82,7 +84,14 @@ class Blocks:
                 self._bounded(load)
         return found
 
-    def _answers(self, nodes: list[Node]) -> Iterator[None]:
+    def joined(self, stores: Iterable[tuple[Node | None, ...]]) -> None:
+        """Raises Hangs where lanes of an address, a mask and a value that is stored are not of one kind."""
+        parts = [[n for n in store if n is not None] for store in stores]
+        for _ in self.answers([n for nodes in parts for n in nodes]):
+            for nodes in parts:
+                self._joined(max(nodes, key=lambda n: len(n.shape)), nodes)
+
+    def answers(self, nodes: list[Node]) -> Iterator[None]:
         """Each answer to what is known when a kernel is compiled."""
         flags = [n.args[0] for n in nodes_in(nodes) if n.op == "ifout" and is_static(n.args[0])]
         flags = list(dict.fromkeys(flags))
@@ -96,7 +105,7 @@ class Blocks:
         """For each axis of rows the arguments below which every access, an offset and its mask, is masked to
         lie. Raises Hangs."""
         found: dict[int, set[str]] = {}
-        for _ in self._answers([n for access in accesses for n in access if n is not None]):
+        for _ in self.answers([n for access in accesses for n in access if n is not None]):
             for offset, mask in accesses:
                 below: dict[int, set[str]] = {}
                 for cond, _axes in conjuncts(mask, len(offset.shape)):
@@ -110,7 +119,7 @@ class Blocks:
     def within(self, accesses: list[tuple[Node, Node | None]], lengths: dict[int, Node]) -> bool:
         """Whether every access, an offset and its mask, is masked to lie within as many rows of an axis as
         `lengths` says, wherever the first of them is."""
-        for _ in self._answers([n for access in accesses for n in access if n is not None]):
+        for _ in self.answers([n for access in accesses for n in access if n is not None]):
             for offset, mask in accesses:
                 bounded = {
                     axis
@@ -160,7 +169,7 @@ class Blocks:
             ends = [e for end in ends for e in self._ends(end) if self.affine.uniform(e)]
             if step.op == "const":
                 step = self._ends(high)[0].args[-1]
-            known = {k: v for m in masks for k, v in self._conditions(m, tuple(range(len(m.shape)))).items()}
+            known = {k: v for m in masks for k, v in self.conditions(m, tuple(range(len(m.shape)))).items()}
             if not any(
                 self._below(n, axes, region, low, step, e) for n, axes in known.values() for e in ends
             ):
@@ -394,8 +403,8 @@ class Blocks:
             if one[-1] != other[-2]:
                 raise Hangs("a product over lanes of two kinds")
             rank = len(a.shape)
-            killers = {**self._killers(a, tuple(range(rank)), 0.0)}
-            killers |= self._killers(b, (*range(rank - 2), rank - 1, rank), 0.0)
+            killers = {**self.killers(a, tuple(range(rank)), 0.0)}
+            killers |= self.killers(b, (*range(rank - 2), rank - 1, rank), 0.0)
             self._reaches(region, one[-1], killers)
             out = self._without((*one, *other[-1:]), rank - 1, region)
         else:
@@ -412,7 +421,7 @@ class Blocks:
         """A loop whose steps are the same with any blocks: what it carries, it may carry in every place."""
         known = dict(self.assumed)
         self.assumed |= {carry.phi: self.labels(carry.init) for carry in loop.carries}
-        for _ in loop.carries:
+        for _ in range(1 + sum(len(carry.phi.shape) for carry in loop.carries)):  # each finds an axis's lanes
             found = {}
             for carry in loop.carries:
                 self.memo = {}
@@ -431,7 +440,7 @@ class Blocks:
     # masks
 
     def _neutral(self, value: Node, axis: int, region: Region, label: Label, neutral: float) -> None:
-        self._reaches(region, label, self._killers(value, tuple(range(len(value.shape))), neutral))
+        self._reaches(region, label, self.killers(value, tuple(range(len(value.shape))), neutral))
 
     def _reaches(self, region: Region, label: Label, killers: Killers) -> None:
         """Whether a loop over blocks reaches every column for which all of some conditions hold."""
@@ -508,7 +517,7 @@ class Blocks:
         known = not set(form) - {()} and not set(number) - {()}
         return known and number.get((), 0) >= least
 
-    def _killers(self, node: Node, axes: tuple[int, ...], value: float) -> Killers:
+    def killers(self, node: Node, axes: tuple[int, ...], value: float) -> Killers:
         """The comparisons without which a value is `value`: 0, or an infinity."""
         found = self._killed(node, axes, value)
         return {} if found is None else found
@@ -543,10 +552,10 @@ class Blocks:
         if op == "where":
             cond, one, other = args
             if of(other) is None:
-                return either(of(one), self._conditions(cond, axes[len(axes) - len(cond.shape) :]))
+                return either(of(one), self.conditions(cond, axes[len(axes) - len(cond.shape) :]))
             return both(of(one), of(other))
         if op == "load" and len(args) == 4 and of(args[3]) is None:
-            return self._conditions(args[2], axes[len(axes) - len(args[2].shape) :])
+            return self.conditions(args[2], axes[len(axes) - len(args[2].shape) :])
         if op == "ifout" and args[0] in self.facts:
             side = node.attrs["then" if self.facts[args[0]] else "other"]
             return {} if side is None else of(side)
@@ -556,24 +565,39 @@ class Blocks:
             return either(*map(of, args))
         if op == "div" and value == 0:
             return of(args[0])
+        if op == "dot" and value == 0 and len(args) == 2:
+            rows, columns = (*axes[:-1], SUMMED), (*axes[:-2], SUMMED, axes[-1])
+            found = (self._killed(arg, at, 0.0) for arg, at in zip(args, (rows, columns), strict=True))
+            return either(*map(_of_all, found))
         if op in ("add", "sub"):
             two = of(args[0]), of(args[1], value if op == "add" or value == 0 else -value)
             return both(*two) if value == 0 else either(*two)
         return {}
 
-    def _conditions(self, cond: Node, axes: tuple[int, ...]) -> Killers:
+    def conditions(self, cond: Node, axes: tuple[int, ...]) -> Killers:
         """The comparisons that hold wherever a condition does."""
         op, args = cond.op, cond.args
         if op in ("and", "land", "broadcast"):
-            parts = (self._conditions(a, axes[len(axes) - len(a.shape) :]) for a in args)
+            parts = (self.conditions(a, axes[len(axes) - len(a.shape) :]) for a in args)
             return {k: v for one in parts for k, v in one.items()}
         if op == "expand":
             at = cond.attrs["axis"]
-            return self._conditions(args[0], (*axes[:at], *axes[at + 1 :]))
+            return self.conditions(args[0], (*axes[:at], *axes[at + 1 :]))
         if op == "ifout" and args[0] in self.facts:
             side = cond.attrs["then" if self.facts[args[0]] else "other"]
-            return {} if side is None else self._conditions(side, axes)
+            return {} if side is None else self.conditions(side, axes)
         return {(cond.id, axes): (cond, axes)} if op == "compare" else {}
+
+
+def _of_all(found: Killers | None) -> Killers | None:
+    """Of the comparisons without which a factor is zero, those that leave all that is summed zero."""
+    if found is None:
+        return None
+
+    def alone(node: Node, axes: tuple[int, ...]) -> bool:
+        return all(is_number(node.shape[at], 1) for at, axis in enumerate(axes) if axis == SUMMED)
+
+    return {key: condition for key, condition in found.items() if alone(*condition)}
 
 
 def _scaled(coefficients: dict[tuple[int, ...], int], by: Monomial) -> dict[tuple[int, ...], int]:

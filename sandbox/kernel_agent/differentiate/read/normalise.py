@@ -39,6 +39,7 @@ class Builder(Loops, Aliases):
             line=self.source.lineno,
             variables=variables,
             calls=self._repeatable(ending),
+            loaded=[(base, offset, mask) for base, offset, mask, _ in self.loaded],
             apart=self.apart,
             either=self.either,
         )

@@ -93,20 +93,28 @@ class Site:
 
 @dataclass(frozen=True)
 class Blocks:
-    """Sizes of blocks in place of those that a launch passes; programs along `axis` share out `rows`."""
+    """Sizes of blocks in place of those that a launch passes; programs along `axis` share out `rows`.
+    `length`: an argument from which on rows have nothing to do, so that more of them may have programs."""
 
     sizes: dict[str, int]
     rows: str
     axis: int
     lines: range  # of the launch
+    length: str | None = None
 
     def launch(self, launch: Launch) -> Launch:
-        """The launch with these blocks; itself where they do not divide the rows of a program."""
+        """The launch with these blocks; itself where its rows are not a multiple of theirs, nor may be."""
         own, theirs = self.sizes[self.rows], launch.args[self.rows]
-        if not isinstance(theirs, int) or theirs % own:
+        if not isinstance(theirs, int):
+            return launch
+        rows = launch.grid[self.axis] * theirs
+        length = None if self.length is None else launch.args[self.length]
+        if isinstance(length, int) and length <= rows and own % theirs == 0:
+            rows = -(-rows // own) * own
+        if rows % own:
             return launch
         grid = list(launch.grid)
-        grid[self.axis] *= theirs // own
+        grid[self.axis] = rows // own
         return replace(launch, args={**launch.args, **self.sizes}, grid=tuple(grid))
 
 
@@ -114,8 +122,6 @@ class Blocks:
 class Tiles(Blocks):
     """A smaller size for the one block of a launch: programs along `axis`, where there was one, share out its
     lanes, of which the argument `length` says how many there are."""
-
-    length: str | None = None
 
     def launch(self, launch: Launch) -> Launch:
         """The launch with these tiles; itself where the block's size is no number."""

@@ -15,6 +15,7 @@ from typing import Any
 
 from ..ir.nodes import Store, nodes_in, walk
 from ..ir.values import is_static
+from ..prove.beyond import Beyond
 from ..prove.blocks import Blocks, Hangs
 from ..read.trace import Blocks as Sizes
 from ..read.trace import Grid, Site, program_axes
@@ -37,7 +38,8 @@ class Lanes:
         """What a configuration names, where the traced call is one of these blocks."""
         given = site.args[self.block].value
         own = int(config.get(self.block, given))
-        made = Grid({self.block: own}, "", -1, site.lines, ((self.block, self.length),), (self.axis,))
+        lengths = ((self.block, self.length),)
+        made = Grid({self.block: own}, "", -1, site.lines, lengths=lengths, axes=(self.axis,))
         return None if own == given or made.launch(site.launch) is site.launch else made
 
 
@@ -66,11 +68,10 @@ def find(site: Site) -> Lanes | None:
     try:
         blocks.every(values, bounded=True)
         found = blocks.lengths(accesses).get(axis, set())
+        alike = len(found) == 1 and Beyond(blocks, axis, min(found)).alike([s.value for s in stores])
     except Hangs:
         return None
-    if len(found) != 1 or not _given(site, {name, *found}):
-        return None
-    return Lanes(name, min(found), axis)
+    return Lanes(name, min(found), axis) if alike and _given(site, {name, *found}) else None
 
 
 def _given(site: Site, names: set[str]) -> bool:

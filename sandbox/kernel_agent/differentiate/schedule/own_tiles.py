@@ -2,7 +2,7 @@
 
     pid_m, pid_n    one program a tile, along two axes of the grid or swizzled along one
     rows = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)        masked: rows < M
-    for k in range(tl.cdiv(K, BLOCK_K)): ...
+    for k in range(tl.cdiv(K, BLOCK_K)): ...              or a loop without a block, as over groups of weights
 
 Where nothing that is stored hangs on the blocks (`prove/blocks.py`), and every access is masked to lie inside
 of the matrix, the forward with any other blocks is the same function, and the backward of that one serves: a
@@ -20,6 +20,7 @@ from typing import Any
 from ..ir.nodes import Node, Store, nodes_in, walk
 from ..ir.rewriter import Rewriter
 from ..ir.values import Kernel, is_static
+from ..prove.beyond import Beyond
 from ..prove.blocks import Blocks, Hangs
 from ..read.trace import Blocks as Sizes
 from ..read.trace import Grid, Queued, Site, program_axes
@@ -44,21 +45,21 @@ APART = (128, 256, 64)
 @dataclass(frozen=True)
 class Tiles:
     """The blocks of a launch: of both axes of the output, with the arguments that say how long those are, and
-    of what is summed over; and the axes of the grid."""
+    of what is summed over, if that has one; and the axes of the grid."""
 
     lengths: tuple[tuple[str, str], ...]
-    summed: str
+    summed: tuple[str, ...]
     axes: tuple[int, ...]
 
     @property
     def names(self) -> tuple[str, ...]:
-        return (*(block for block, _ in self.lengths), self.summed)
+        return (*(block for block, _ in self.lengths), *self.summed)
 
     def sizes(self, config: dict[str, Any], site: Site) -> Grid | None:
         """What a configuration names, where the traced call is one of these tiles."""
         given = {name: site.args[name].value for name in dict.fromkeys(self.names)}
         own = {name: int(config.get(name, value)) for name, value in given.items()}
-        made = Grid(own, "", -1, site.lines, self.lengths, self.axes)
+        made = Grid(own, "", -1, site.lines, lengths=self.lengths, axes=self.axes)
         return None if own == given or made.launch(site.launch) is site.launch else made
 
 
@@ -100,7 +101,7 @@ def find(site: Site) -> Tiles | QueuedTiles | None:
     shared = {(axis, size.attrs["name"]) for size, axis in shared_out(nodes_in(nodes))}
     rows = dict(sorted(shared))
     summed = {n.attrs["name"] for n in nodes_in(nodes) if n.op == "constexpr" and _steps(n, nodes)}
-    if len(shared) != 2 or len(rows) != 2 or len(summed) != 1 or not table and set(rows) - set(axes):
+    if len(shared) != 2 or len(rows) != 2 or len(summed) > 1 or not table and set(rows) - set(axes):
         return None
     names = {*rows.values(), *summed}
     if not _given(site, names):
@@ -110,7 +111,7 @@ def find(site: Site) -> Tiles | QueuedTiles | None:
         return None
     if any(count not in (None, length) for count, length in zip(counts, lengths, strict=True)):
         return None
-    return Tiles(lengths, min(summed), axes if table else tuple(rows))
+    return Tiles(lengths, tuple(summed), axes if table else tuple(rows))
 
 
 def _queued(site: Site, kernel: Kernel) -> QueuedTiles | None:
@@ -202,12 +203,17 @@ def _proven(
     nodes = [n for parts in written for n in parts if n is not None]
     try:
         blocks.every(nodes, bounded=True)
+        blocks.joined(written)
         lengths = blocks.lengths(_accesses(written, nodes))
+        if any(len(lengths.get(axis, ())) != 1 for axis in rows):
+            return None
+        found = {axis: min(lengths[axis]) for axis in rows}
+        values = [value for _, _, value in written if value is not None]
+        if not all(Beyond(blocks, axis, length).alike(values) for axis, length in found.items()):
+            return None
     except Hangs:
         return None
-    if any(len(lengths.get(axis, ())) != 1 for axis in rows):
-        return None
-    return tuple((rows[axis], min(lengths[axis])) for axis in rows)
+    return tuple((rows[axis], length) for axis, length in found.items())
 
 
 def offers(site: Site) -> list[dict[str, Any]]:
@@ -216,11 +222,12 @@ def offers(site: Site) -> list[dict[str, Any]]:
     if tiles is None:
         return []
     names = (*tiles.names, "num_warps", "num_stages")
-    found = []
-    for sizes in OFFERED:
+    found: list[dict[str, Any]] = []
+    for rows, columns, summed, *launched in OFFERED:
+        sizes = (rows, columns, *[summed] * (len(tiles.names) - 2), *launched)
         config = dict(zip(names, sizes, strict=True))
         agrees = all(config[name] == size for name, size in zip(names, sizes, strict=True))
-        if agrees and tiles.sizes(config, site):
+        if agrees and config not in found and tiles.sizes(config, site):
             found.append(config)
     if isinstance(tiles, QueuedTiles) or not found or len(names) > len(set(names)):
         return found

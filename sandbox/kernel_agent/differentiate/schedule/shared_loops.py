@@ -6,7 +6,8 @@
 
 A program that owns a tile of rows walks a whole vocabulary for it: with 64 tiles half of a GPU has nothing to
 do. All that such a loop leaves is sums from zero, and what is stored is linear in them, so that the parts add
-up. Which call has too few programs is asked of its grid; how many shares are worth it is for the tuner.
+up; what is added atomically may be added in parts. Which call has too few programs is asked of its grid; how
+many shares are worth it is for the tuner.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Shared:
 
     @property
     def bases(self) -> list[str]:
-        return list(dict.fromkeys(write.base.attrs["name"] for write in self.writes))
+        return list(dict.fromkeys(w.base.attrs["name"] for w in self.writes if w.kind == "store"))
 
     @contextlib.contextmanager
     def walked(self) -> Iterator[list[GradWrite]]:
@@ -56,6 +57,9 @@ class Shared:
         with g.at(g.top):
             region.bounds = (g.add(low, g.mul(split, step)), high, g.mul(splits, step))
             for write in self.writes:
+                if write.kind != "store":
+                    made.append(write)
+                    continue
                 span = g.param(f"span_{write.base.attrs['name']}")
                 offset = g.add(g.mul(g.cast(split, "int64"), span), write.offset)
                 made.append(
@@ -72,7 +76,9 @@ def find(reverse: Reverse, grid: tuple[int, ...]) -> Shared | None:
     g = reverse.kernel.graph
     writes = [e for e in reverse.effects if not isinstance(e, For) or e.effects]  # others only make values
     loops = {n.attrs["loop"] for n in nodes_in(writes) if n.op == "loopout"}
-    if len(grid) > 2 or len(loops) != 1 or not all(_is_store(w, reverse) for w in writes):
+    if len(grid) > 2 or len(loops) != 1 or not all(_is_part(w, reverse) for w in writes):
+        return None
+    if len({w.base for w in writes}) < len({(w.base, w.kind) for w in writes}):  # some both stored and added
         return None
     (loop,) = loops
     plain = not (loop.effects or loop.tape or loop.provides) and loop.cond is None and loop.outer is g.top
@@ -94,11 +100,11 @@ def offers(reverse: Reverse, grid: tuple[int, ...]) -> bool:
     return all(isinstance(n, int) for n in (low, high, step)) and high - low >= LEAST * step
 
 
-def _is_store(effect: object, reverse: Reverse) -> bool:
-    """Whether an effect stores one program's part of a gradient, and nothing decides whether it does."""
+def _is_part(effect: object, reverse: Reverse) -> bool:
+    """Whether an effect stores or adds one program's part of a gradient, which nothing decides upon."""
     return (
         isinstance(effect, GradWrite)
-        and effect.kind == "store"
+        and effect.kind in ("store", "atomic_add")
         and effect.region is reverse.kernel.graph.top
         and effect.base.op == "param"
         and effect.base.attrs["name"] not in reverse.kernel.inplace

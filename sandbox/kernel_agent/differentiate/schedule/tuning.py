@@ -45,9 +45,10 @@ def menu(fwd: Forward, sites: list[Site]) -> list[dict[str, Any]]:
 
 
 def offer(configs: list[dict[str, Any]], config: dict[str, Any]) -> None:
-    """Put a configuration before those that only change warps and stages, once."""
+    """Put a configuration behind one that it extends, else before all others, once."""
     if config not in configs:
-        configs.insert(0, config)
+        extended = [at for at, one in enumerate(configs) if one.items() < config.items()]
+        configs.insert(extended[0] + 1 if extended else 0, config)
         del configs[MOST:]
 
 

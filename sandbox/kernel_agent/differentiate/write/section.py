@@ -339,7 +339,7 @@ class FunctionText:
                 )
             buffers, rules = self.saved_buffers()
             lines += [part for name in rules for part in _broken(f"{name} = {heuristic_text(site, name)}")]
-            lines += resolved + buffers
+            lines += resolved + self.more_programs() + buffers
             given += self.saved_rows()
         lines += _broken(f"{self.launched}[{launched}]({', '.join([*given, *call])})")
         outputs = [f"*{tensors_of(n)}" if n in site.tables else n for n in site.outputs]
@@ -396,7 +396,7 @@ class FunctionText:
         if own is None:
             return []
         name, axes = own.rows, range(len(self.site.launch.grid))
-        lines = [] if self.saving else self.resolved_grid()
+        lines = [] if self.saving else self.resolved_grid() + self.more_programs()
         if isinstance(own, Tiles):
             size = own.sizes[name]
             row = name if own.length is None else f"min({own.length}, {name})"
@@ -413,11 +413,28 @@ class FunctionText:
             lines += _broken(f"ctx.queue = {self.queue}") if self.queue else []
             values = ", ".join(map(str, own.sizes.values()))
             return [*lines, *_broken(f"{', '.join(own.sizes)} = {values}  # blocks of the backward's own")]
-        more = f" * ({name} // {own.sizes[name]})"
-        grid = tuple_text([f"grid[{axis}]{more * (axis == own.axis)}" for axis in axes])
-        lines += _broken(f"if {name} % {own.sizes[name]} == 0:  # blocks of the backward's own")
+        rows, size = f"grid[{own.axis}] * {name}", own.sizes[name]
+        grid = tuple_text([f"{rows} // {size}" if axis == own.axis else f"grid[{axis}]" for axis in axes])
+        lines += _broken(f"if {rows} % {size} == 0:  # blocks of the backward's own")
         values = ", ".join(map(str, own.sizes.values()))
         return lines + _broken(f"grid, {', '.join(own.sizes)} = {grid}, {values}", 12)
+
+    def more_programs(self) -> list[str]:
+        """As many programs as make whole blocks of the backward's own, where rows that do not exist have
+        nothing to do: what is saved of them is what the forward has there."""
+        own = self.site.blocks
+        if own is None or own.length is None or isinstance(own, Tiles):
+            return []
+        name, size = own.rows, own.sizes[own.rows]
+        rows = f"grid[{own.axis}] * {name}"
+        more = f"triton.cdiv({rows}, {size}) * ({size} // {name})"
+        axes = range(len(self.site.launch.grid))
+        grid = tuple_text([more if axis == own.axis else f"grid[{axis}]" for axis in axes])
+        return [
+            f"        # rows from {own.length} on have nothing to do: as many as make whole blocks",
+            *_broken(f"if {size} % {name} == 0 and {own.length} <= {rows}:"),
+            *_broken(f"grid = {grid}", 12),
+        ]
 
     def other_grid(self, own: Grid) -> list[str]:
         """Other tiles of an output, where the launch is one of just these tiles."""
