@@ -52,8 +52,8 @@ class Beyond:
         return self._visit(node, tuple(range(len(node.shape))), frozenset())
 
     def _visit(self, node: Node, axes: Axes, below: Below) -> bool:
-        """Whether a value is, where the sums `below` are less than the length; `axes`: of the whole block those
-        that the value has."""
+        """Whether a value is, where the sums `below` are less than the length; `axes`: of the whole block,
+        those that the value has."""
         key = (node.id, axes, below)
         if key not in self.seen:
             self.seen[key] = True  # what a loop carries is asked once
@@ -182,7 +182,7 @@ class Beyond:
         return own in ({(): 1}, {(): -1}) and numbers[0][1] == {ids: own[()] * factor}
 
     def _above(self, form: Form, below: Below) -> int | None:
-        """How far above the length, which is 1 at least, a sum may be: if it is a number, or a number beside the
+        """How far above the length, which is 1 at least, a sum may be: if it is a number, or one beside the
         length or beside a sum that is known to be below it."""
         terms, number = _split(form)
         if not terms:

@@ -43,8 +43,8 @@ SHARED = 227 << 10  # bytes of shared memory that a program may have on sm_90
 @dataclass(frozen=True)
 class Own:
     """The parameters that a backward may have others of: rows, along a grid axis, and columns of a loop; they
-    may be one. `length`: an argument from which on rows have nothing to do. Of the traced call, `width`: of the
-    widest rows, beside the blocks; `bytes`: of their elements."""
+    may be one. `length`: an argument from which on rows have nothing to do. Of the traced call, `width`: of
+    the widest rows, beside the blocks; `bytes`: of their elements."""
 
     rows: str
     axis: int
