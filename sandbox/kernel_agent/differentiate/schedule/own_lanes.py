@@ -2,10 +2,10 @@
 
     cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)        masked: cols < D
 
-Where lanes have nothing to do with each other and every access is masked to lie inside of the row, the forward
-with any other block is the same function, and the backward of that one serves. With a block of 128 each lane
-has one element, and a launch more programs than it takes to start them. The host asks in each call whether the
-launch is one of just these blocks (`read/trace.py`, Grid).
+Where lanes have nothing to do with each other and every access is masked to lie inside of the row, the
+forward with any other block is the same function, and the backward of that one serves. With a block of 128
+each lane has one element, and a launch is over before its programs have all begun. The host asks in each call
+whether the launch is one of just these blocks (`read/trace.py`, Grid).
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _given(site: Site, names: set[str]) -> bool:
 
 
 def offers(site: Site) -> list[dict[str, Any]]:
-    """Configurations for the tuner: blocks wider than the forward's, and no wider than half of them is masked."""
+    """Configurations for the tuner: wider blocks than the forward's, of which not half is masked off."""
     lanes = find(site)
     if lanes is None:
         return []
