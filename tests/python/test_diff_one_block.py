@@ -124,8 +124,9 @@ def test_tuner__is_offered_large_blocks_first_that_fit(forward) -> None:
     single = {**first, "num_stages": 1}
     configs = offered(draft(forward(LOSS), large))
     assert configs[:2] == [single, {**single, "shares": 512}] and {"BLOCK": 64, "num_warps": 4} in configs
-    wide = offered(draft(forward(TWICE), {"M": 8192, "D": 512}, **half))
-    assert wide == [{"BLOCK": 64, "num_warps": 8, "num_stages": 2}]
+    file = forward(TWICE)
+    assert offered(draft(file, {"M": 8192, "D": 256}, **half)) == [{"BLOCK": 64, "num_warps": 8}]
+    assert offered(draft(file, {"M": 8192, "D": 512}, **half)) == []
 
 
 def test_call_with_rows_that_no_program_has__keeps_the_forwards_blocks(forward) -> None:

@@ -357,3 +357,50 @@ def test_band__lanes_that_two_positions_share_do_not_move(tmp_path: Path) -> Non
     advice = [line["reason"] for line in result["report"]["lines"] if line["class"] == "schedule"]
     assert any("share a program or a lane" in reason for reason in advice), advice
     assert_right(file, result, [(dims, "normal"), ({"M": 40, "N": 16, "K": 2}, "normal")])
+
+
+MOVED = """
+import torch
+import triton
+import triton.language as tl
+from kernel_agent import autodiff
+
+SWEEP = [{"H": 3, "W": 5, "R": 3}]
+
+
+@triton.jit
+def moved_kernel(x_ptr, w_ptr, y_ptr, pixels, H, W, R, BLOCK: tl.constexpr):
+    p = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    acc = tl.zeros([BLOCK], dtype=tl.float32)
+    for tap in range(R * R):
+        down, across = tap // R - R // 2, tap % R - R // 2
+        i, j = p // W % H + down, p % W + across
+        inside = (p < pixels) & (i >= 0) & (i < H) & (j >= 0) & (j < W)
+        acc += tl.load(x_ptr + p + down * W + across, mask=inside, other=0.0) * tl.load(w_ptr + tap)
+    tl.store(y_ptr + p, acc, mask=p < pixels)
+
+
+@autodiff(inputs_require_grad=(0, 1))
+def moved(x, w):
+    H, W = x.shape
+    y = torch.empty_like(x)
+    moved_kernel[(triton.cdiv(H * W, 16),)](x, w, y, H * W, H, W, w.shape[0], BLOCK=16)
+    return y
+
+
+def make_args(dims, device="cuda", dtype=torch.float32):
+    R = dims["R"]
+    x = torch.randn(dims["H"], dims["W"], device=device, dtype=dtype)
+    return x, torch.randn(R, R, device=device, dtype=dtype)
+"""
+
+
+def test_window_whose_mask_does_not_bound_it__is_not_owned(tmp_path: Path) -> None:
+    """Its owners would store zeros where nothing is read: before the tensor, and behind it."""
+    file = tmp_path / "moved.py"
+    file.write_text(MOVED)
+    dims = {"H": 3, "W": 5, "R": 3}
+    result = draft(file, dims)
+    reasons = [line["reason"] for line in result["report"]["lines"]]
+    assert any("its mask does not say from where to where its window lies" in reason for reason in reasons)
+    assert_right(file, result, [(dims, "normal"), ({"H": 7, "W": 9, "R": 1}, "normal")])

@@ -35,7 +35,9 @@ OFFERED = ((64, 64, 4), (64, 128, 8), (128, 64, 8), (128, 128, 8), (64, 128, 4))
 # Of rows and columns alike, and warps.
 ALIKE = ((128, 8), (64, 8), (64, 4), (32, 4))
 REGISTERS = 65536  # of 32 bits, that eight warps have
-FULL = 0.75  # of them, that may hold sums and a tile
+FULL = (
+    0.5  # of them, that may hold sums and a tile: with .56, 64 rows of 512, an H200 took five times as long
+)
 BYTES = {"float32": 4, "float64": 8}
 SHARED = 227 << 10  # bytes of shared memory that a program may have on sm_90
 

@@ -59,6 +59,7 @@ class Window:
     low: Form = field(default_factory=dict)
     size: Node | None = None
     place: Node | None = None  # the owned count, from 0
+    bounded: bool = True  # from the mask, from both sides: else from what it is a sum of
 
 
 def windowed(g: Graph, programs: Programs, tiles: Rewriter, grid: tuple[int, ...], write: GradWrite) -> bool:
@@ -138,7 +139,7 @@ class Turn:
         for position, condition in zip(moved, valid, strict=True):
             if position.limit is not None:
                 reindex.known[position.limit.node, position.limit.axes] = condition.node
-        asked = self._asked(reindex, moved)
+        asked = self._asked(reindex, moved, windows)
         old = self.write
         value = reindex.node(old.value, self.axes[len(self.axes) - len(old.value.shape) :])
         for condition in [*valid, *(c for c in asked if not set(c.axes) <= set(self.kept))]:
@@ -312,6 +313,7 @@ class Turn:
         self.used += [c for c in used if c is not None]
         self._sign(window.solved.multiplier)
         if len(used) < 2:
+            window.bounded = False
             for tap in window.taps:
                 self._sign(tap.multiplier)
 
@@ -515,14 +517,30 @@ class Turn:
             total = g.broadcast(total, shape)
         return total
 
-    def _asked(self, reindex: Reindex, moved: list[Position]) -> list[Condition]:
-        """Where owned indices end, and what the mask asks beyond bounds of positions."""
+    def _asked(self, reindex: Reindex, moved: list[Position], windows: list[Window]) -> list[Condition]:
+        """Where owned indices end, and what the mask asks beyond bounds of positions. Raises NotTurned where
+        that may be what keeps an index within the tensor."""
         wanted = [Condition(self.ends[p], (p.axis,)) for p in moved if p in self.ends]
         used = [*self.used, *(p.limit for p in moved if p.limit is not None)]
+        free = [window for window in windows if not window.bounded]
         for condition in conditions(self.g, self.mask, len(self.axes)):
-            if not any(condition.node is one.node and condition.axes == one.axes for one in used):
-                wanted.append(Condition(reindex.node(condition.node, condition.axes), condition.axes))
+            if any(condition.node is one.node and condition.axes == one.axes for one in used):
+                continue
+            if any(self._hangs(condition, window) for window in free):
+                raise NotTurned("bounds", "its mask does not say from where to where its window lies")
+            wanted.append(Condition(reindex.node(condition.node, condition.axes), condition.axes))
         return wanted
+
+    def _hangs(self, condition: Condition, window: Window) -> bool:
+        """Whether a condition asks anything of what an index is a sum of."""
+        known = set(nodes_in([condition.node]))
+        for var in summed([window.solved, *window.taps]):
+            if var.kind == "lane":
+                if var.key[0] in condition.axes:
+                    return True
+            elif (var.node if var.region is None else var.region.iv) in known:
+                return True
+        return False
 
     def _mask(self, wanted: list[Condition]) -> Node | None:
         result: Node | None = None

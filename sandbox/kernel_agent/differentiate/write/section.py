@@ -132,9 +132,8 @@ class FunctionText:
             grid = "(tiles,)" if alone else "tiles"
         lines = [*setup, f"{emitted.name}[{grid}]({', '.join(values)})", *_summed(step.sums)]
         lines = [part for line in lines for part in break_line(line, WIDTH - 8)]
-        if (
-            grads and all(n in copies for n in grads) and not (step.setup or emitted.extra)
-        ):  # nothing else is made
+        alone = not (step.setup or emitted.extra)  # it makes nothing else
+        if alone and grads and all(n in copies for n in grads):
             asked = " or ".join(f"{d} is not {copies[n]}" for n, d in grads.items())
             lines = [f"if {asked}:", *indented(lines)]
         return [f"if {step.only}:", *indented(lines)] if step.only else lines
