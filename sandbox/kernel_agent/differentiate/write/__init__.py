@@ -5,6 +5,7 @@ In: the effects of a backward with their schedule, and the launch they belong to
     demand       what has to be computed, how often it is used, and where
     emit         one kernel
     section      the Functions and the stub around the kernels
+    steps        what the host does for each launch of a kernel
     helpers      functions that they call, as text
     line_breaks  long lines of generated source
 """

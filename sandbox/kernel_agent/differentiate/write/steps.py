@@ -1,0 +1,154 @@
+"""The host's side of each generated launch: its grid, what it allocates before it and adds up after it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..ir.nodes import Node
+from ..ir.spelling import gradient_name
+from ..read import trace
+from ..reverse import checkpoints, forward_values
+from ..reverse.sweep import writes
+from ..schedule.kept_values import Spill
+from ..schedule.owner import Owner, OwnerKernel
+from ..schedule.partials import Partials
+from ..schedule.scattered import Scattered
+from ..schedule.shared_loops import Shared
+from .emit import Emitted
+from .section import FunctionText, Part, Step, tuple_text
+
+SHARES = 512  # programs that a kernel with few has, where they share its loop or its sums
+
+
+def program_count(site: trace.Site) -> str:
+    return " * ".join(f"grid[{i}]" for i in range(len(site.launch.grid)))
+
+
+def tape_step(text: FunctionText, step: Step, buffers: list[forward_values.Buffer]) -> None:
+    """Allocate the scratch of a launch: a slice for each program, as long as the longest loop."""
+    if not buffers:
+        return
+    lengths = ", ".join(dict.fromkeys(text.expr(b.trips) for b in buffers))
+    step.setup.append(f"tape_steps = max({lengths}, 1)")
+    if any(b.slots != forward_values.STEPS for b in buffers):
+        step.setup.append(f"{checkpoints.SEGMENT} = int(tape_steps**0.5) + 1")
+        step.setup.append(f"{checkpoints.CHECKPOINTS} = tape_steps // {checkpoints.SEGMENT} + 2")
+    for name in (forward_values.STEPS, checkpoints.SEGMENT, checkpoints.CHECKPOINTS):
+        step.extra[name] = name
+    for b in buffers:
+        scratch(text, step, b, f"{b.slots} * {text.expr(b.numel, 11)}")
+
+
+def scratch(text: FunctionText, step: Step, buffer: forward_values.Buffer | Spill, each: str) -> None:
+    """Allocate `each` elements for every program of the forward."""
+    size = f"{program_count(text.site)} * {each}"
+    dtype = f"torch.{'bool' if buffer.dtype == 'int1' else buffer.dtype}"
+    if buffer.dtype.startswith("$"):  # that of a tensor's elements
+        dtype = f"{text.value(buffer.dtype.split(':')[1])}.dtype"
+    made = f"torch.empty({size}, dtype={dtype}, device={text.device()})"
+    step.setup.append(f"{buffer.name} = {made}")
+    step.extra[buffer.name] = buffer.name
+
+
+def partials_step(text: FunctionText, part: Part, emitted: Emitted, fused: Partials, programs: int) -> Step:
+    """The launch of a strip-mined kernel: a few programs along the first walked axis, else one."""
+    grid = [f"grid[{axis}]" for axis in range(len(text.site.launch.grid))]
+    walked = " * ".join(grid[axis] for axis in fused.axes)
+    beside = " * ".join(one for axis, one in enumerate(grid) if axis not in fused.axes)
+    for axis in fused.axes:
+        grid[axis] = "programs" if axis == fused.axes[0] else "1"
+    step = Step(emitted, tuple_text(grid))
+    share = f"max({programs} // {f'({beside})' if '*' in beside else beside}, 1)" if beside else programs
+    step.setup.append(f"programs = min({walked}, {share})")
+    pass_extra(step, fused.optional)
+    for base, others in fused.bases.items():
+        rows = " * ".join(["programs", *(f"grid[{axis}]" for axis in others)])
+        private_rows(text, part, step, base, rows, fused.covers.get(base))
+    return step
+
+
+def clear_step(one: Scattered, emitted: Emitted) -> Step:
+    """The launch that clears the sums before what adds to them."""
+    return Step(emitted, "grid", only=one.few)
+
+
+def round_step(one: Scattered, emitted: Emitted) -> Step:
+    """The launch that rounds the sums into a gradient, after what adds to them."""
+    d = gradient_name(one.base)
+    setup = [f"{one.sums}, {d} = {d}, gradient_of({one.base})"]
+    return Step(emitted, "grid", {one.sums: one.sums}, setup, only=one.few)
+
+
+def shared_step(
+    text: FunctionText, part: Part, shared: Shared, shares: int, emit: Callable[[list], Emitted]
+) -> Step:
+    """The launch of a kernel with a share of its loop for each program of one axis more."""
+    with shared.walked() as effects:
+        emitted = emit(effects)
+    axes = [f"grid[{axis}]" for axis in range(shared.axis)]
+    step = Step(emitted, tuple_text([*axes, "splits"]))
+    pass_extra(step)
+    step.setup.append(f"splits = max({shares} // max({' * '.join(axes)}, 1), 1)")
+    for base in shared.bases:
+        covers = [write.covers for write in shared.writes if write.base.attrs["name"] == base]
+        private_rows(text, part, step, base, "splits", covers[0] if len(covers) == 1 else None)
+    return step
+
+
+def private_rows(
+    text: FunctionText, part: Part, step: Step, base: str, rows: str, covers: Node | None
+) -> None:
+    """Allocate `rows` copies of a gradient before a launch, which writes `covers` elements of each, and add
+    them up after it."""
+    d = gradient_name(base)
+    part.split.add(base)
+    text.saved[base] = None
+    whole = f", written={text.expr(covers)}" if covers is not None else ""
+    step.setup.append(f"{d} = gradient_of({base}, accumulate=True, copies={rows}{whole})")
+    step.sums.append((d, base))
+
+
+def pass_extra(step: Step, optional: bool = False) -> None:
+    """Host expressions of the parameters that generated kernels have beside the forward's."""
+    for name in step.emitted.extra:
+        if name.startswith("grid_"):
+            step.extra[name] = f"grid[{name[5:]}]"
+        elif name.startswith("span_"):
+            d = gradient_name(name[5:])
+            step.extra[name] = f"0 if {d} is None else {d}.stride(0)" if optional else f"{d}.stride(0)"
+        else:
+            step.extra[name] = name
+
+
+def owner_step(
+    text: FunctionText, part: Part, emitted: Emitted, made: OwnerKernel, owner: Owner, splits: int
+) -> Step:
+    """The launch of an owner kernel: its grid from the forward's sizes, partial sums added up afterwards."""
+    step = Step(emitted, tuple_text([text.expr(count) for count in made.grid]))
+    pass_extra(step, made.optional)
+
+    def ask(bad: str, wanted: str) -> None:
+        said = wanted.replace('"', "'")
+        step.setup.extend([f"if {bad}:", f'    raise ValueError("{said} in the backward")'])
+
+    for whole, each in dict.fromkeys(owner.divisible):
+        bad = f"{text.expr(whole, 10)} % {text.expr(each, 11)}"
+        ask(bad, f"{text.expr(whole)} must be a multiple of {text.expr(each)}")
+    for one, other in made.equal:
+        ask(f"{text.expr(one, 6)} != {text.expr(other, 6)}", f"{text.expr(one)} must be {text.expr(other)}")
+    for factor in made.positive:
+        ask(f"{text.expr(factor, 6)} < 1", f"{text.expr(factor)} must be positive")
+    for name, least in made.ordered.items():
+        first = "" if least is None else f", {least}"
+        order = f"order_{name} = order_of({text.value(name)}{first})"
+        step.setup += [order] * all(order not in one.setup for one in part.steps)
+    if made.split:
+        most = f"{text.expr(owner.summed(made))}, {splits}"
+        if made.few:  # as many copies of whole tiles, but no more programs than are worth it
+            tiles = [text.expr(n, 11) for n in made.grid if n.attrs.get("name") != "splits"]
+            most += f", max({SHARES} // max({' * '.join(tiles)}, 1), 1)" if tiles else ""
+        step.setup.append(f"splits = min({most})")
+        covers = {write.base.attrs["name"]: write.covers for write in writes(made.effects)}
+        for base in made.bases:
+            private_rows(text, part, step, base, "splits", covers[base])
+    return step
