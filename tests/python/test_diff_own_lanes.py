@@ -99,6 +99,8 @@ def test_other_ways_to_write_it__have_wider_blocks_too(changed, edits) -> None:
     assert_right(file, result, OTHERS)
 
 
+OUTER = """    both = cols[:, None] * D + cols[None, :]
+    tl.store(y_ptr + both, x[:, None] * g[None, :], mask=mask[:, None] & mask[None, :])"""
 NEVER = {
     "lanes that are summed": (("x * tl.sigmoid(g)", "x * tl.sum(g, axis=0)"),),
     "a load without a mask": (("tl.load(g_ptr + cols, mask=mask, other=0.0)", "tl.load(g_ptr + cols % D)"),),
@@ -108,6 +110,18 @@ NEVER = {
         ("x * tl.sigmoid(g), mask=mask", "x * tl.sigmoid(g), mask=cols < M * 683 + 1"),
     ),
     "another grid": (("triton.cdiv(D, 16))", "triton.cdiv(D, 16) + 1)"),),
+    "an address that all blocks add to": (
+        (
+            "    tl.store(y_ptr",
+            "    tl.atomic_add(y_ptr + row * D, tl.program_id(0) * 0.0 + 1.0)\n    tl.store(y_ptr",
+        ),
+        ("y = torch.empty_like(x)", "y = torch.zeros_like(x)"),
+    ),
+    "lanes in each other's place": (
+        ("    tl.store(y_ptr + row * D + cols, x * tl.sigmoid(g), mask=mask)", OUTER),
+        ("y = torch.empty_like(x)", "y = torch.zeros((D, D), device=x.device)"),
+        ("(M, triton.cdiv(D, 16))", "(1, triton.cdiv(D, 16))"),
+    ),
     "programs that are counted": (("x * tl.sigmoid(g)", "x * tl.sigmoid(g) * tl.num_programs(1)"),),
 }
 

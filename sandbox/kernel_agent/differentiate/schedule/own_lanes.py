@@ -67,10 +67,13 @@ def find(site: Site) -> Lanes | None:
     accesses += [(n.args[1], n.args[2] if len(n.args) > 2 else None) for n in every if n.op == "load"]
     try:
         blocks.every(values, bounded=True)
+        blocks.joined([(s.offset, s.mask, s.value) for s in stores])
+        placed = blocks.every([s.offset for s in stores])
         found = blocks.lengths(accesses).get(axis, set())
         alike = len(found) == 1 and Beyond(blocks, axis, min(found)).alike([s.value for s in stores])
     except Hangs:
         return None
+    alike = alike and all(("row", axis) in labels for labels in placed)  # a lane is of one program
     return Lanes(name, min(found), axis) if alike and _given(site, {name, *found}) else None
 
 
