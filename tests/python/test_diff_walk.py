@@ -286,8 +286,12 @@ def test_blocks__may_be_the_backwards_own(changed) -> None:
         ("            tl.store(\n", "            acc = acc * BN\n            tl.store(\n"),
         ("            tl.store(\n", "            acc = acc * (local % tiles_n)\n            tl.store(\n"),
         ("            tl.store(\n", f"            {BRANCH}\n            tl.store(\n"),
+        ("            tl.store(\n", "            acc = tl.trans(acc)\n            tl.store(\n"),
     ],
-    ids=["rows of another end", "a block's size", "a tile's number", "a branch by a tile's number"],
+    ids=[
+        "rows of another end", "a block's size", "a tile's number", "a branch by a tile's number",
+        "tiles turned around",
+    ],
 )  # fmt: skip
 def test_blocks_that_results_hang_on__stay(changed, edit: tuple[str, str]) -> None:
     file = changed(edit)

@@ -143,6 +143,7 @@ def _queued(site: Site, kernel: Kernel) -> QueuedTiles | None:
         return None
     try:
         blocks.every(nodes, bounded=True)
+        blocks.joined(written)
         if not blocks.within(_accesses(written, nodes), lengths):
             return None
     except Hangs:
