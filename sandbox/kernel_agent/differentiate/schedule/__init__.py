@@ -20,5 +20,8 @@ is left.
     decisions        what the kernel says of all this, and what an expert would try
     own_blocks       blocks of the backward's own, where nothing hangs on the forward's
     own_tiles        the same for tiles of an output that has two axes of them
+    own_lanes        the same for blocks of lanes that have nothing to do with each other
+    handed_on        gradients that are another tensor: nobody writes them
+    scattered        sums at few places are cleared and rounded alone
     tuning           what a tuner may vary
 """

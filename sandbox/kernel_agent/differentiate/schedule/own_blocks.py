@@ -94,20 +94,20 @@ def find(site: Site) -> Own | None:
     ((size, axis),), (column,) = shared, columns
     rows, names = size.attrs["name"], {size.attrs["name"], column.attrs["name"]}
     first = program_axes(site)[:1] == [axis]  # what is saved lies by programs, neighbours beside each other
-    if not all(_is_given(site, name) for name in names) or not first:
+    if not are_given(site, names) or not first:
         return None
     blocks = Blocks(kernel.graph, names, {axis: rows})
     stores = [e for e in walk(kernel.effects) if isinstance(e, Store)]
     if not _proven(blocks, stores, axis):
         return None
     lengths = _lengths(blocks, kernel, stores, axis) - kernel.either
-    length = min((name for name in lengths if _is_given(site, name)), default=None)
+    length = min((name for name in lengths if are_given(site, {name})), default=None)
     return Own(rows, axis, column.attrs["name"], length, *_rows(site, names))
 
 
-def _is_given(site: Site, name: str) -> bool:
-    """Whether an argument is a whole number that the launch passes."""
-    return name in site.given_names and isinstance(site.args[name].value, int)
+def are_given(site: Site, names: set[str]) -> bool:
+    """Whether arguments are whole numbers that the launch passes."""
+    return all(n in site.given_names and isinstance(site.args[n].value, int) for n in names)
 
 
 def shared_out(nodes: Iterable[Node]) -> Iterator[tuple[Node, int]]:

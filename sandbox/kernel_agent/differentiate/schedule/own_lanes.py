@@ -20,7 +20,7 @@ from ..prove.blocks import Blocks, Hangs
 from ..read.trace import Blocks as Sizes
 from ..read.trace import Grid, Site, program_axes
 from . import own_blocks
-from .own_blocks import shared_out
+from .own_blocks import are_given, shared_out
 
 OFFERED = (1024, 512)
 ELSEWHERE = ("dot", "reduce", "scan", "combine", "npid")  # lanes that meet, or programs that are counted
@@ -74,12 +74,7 @@ def find(site: Site) -> Lanes | None:
     except Hangs:
         return None
     alike = alike and all(("row", axis) in labels for labels in placed)  # a lane is of one program
-    return Lanes(name, min(found), axis) if alike and _given(site, {name, *found}) else None
-
-
-def _given(site: Site, names: set[str]) -> bool:
-    """Whether arguments are whole numbers that the launch passes."""
-    return all(n in site.given_names and isinstance(site.args[n].value, int) for n in names)
+    return Lanes(name, min(found), axis) if alike and are_given(site, {name, *found}) else None
 
 
 def offers(site: Site) -> list[dict[str, Any]]:

@@ -25,7 +25,7 @@ from ..prove.blocks import Blocks, Hangs
 from ..read.trace import Blocks as Sizes
 from ..read.trace import Grid, Queued, Site, program_axes
 from . import own_blocks, tile_queues
-from .own_blocks import shared_out
+from .own_blocks import are_given, shared_out
 from .programs import row_by_row, tiles_of
 
 _SWIZZLED = 3  # axes that no grid has: rows and columns of tiles that lie along one
@@ -104,10 +104,10 @@ def find(site: Site) -> Tiles | QueuedTiles | None:
     if len(shared) != 2 or len(rows) != 2 or len(summed) > 1 or not table and set(rows) - set(axes):
         return None
     names = {*rows.values(), *summed}
-    if not _given(site, names):
+    if not are_given(site, names):
         return None
     lengths = _proven(kernel, rows, names, written)
-    if lengths is None or not _given(site, {name for _, name in lengths}):
+    if lengths is None or not are_given(site, {name for _, name in lengths}):
         return None
     if any(count not in (None, length) for count, length in zip(counts, lengths, strict=True)):
         return None
@@ -136,7 +136,7 @@ def _queued(site: Site, kernel: Kernel) -> QueuedTiles | None:
     lengths = {_SWIZZLED + at: count.args[0] for at, count in enumerate(counts)}
     summed = {n.attrs["name"] for n in nodes_in(nodes) if n.op == "constexpr" and _steps(n, nodes)}
     names = {*rows.values(), *summed}
-    if len(names) != 3 or len(summed) != 1 or not _given(site, names):
+    if len(names) != 3 or len(summed) != 1 or not are_given(site, names):
         return None
     blocks = Blocks(g, names, rows)
     if any(map(blocks.hangs, lengths.values())):
@@ -158,11 +158,6 @@ def _accesses(written: list[tuple[Node | None, ...]], nodes: list[Node]) -> list
     return accesses + [
         (n.args[1], n.args[2] if len(n.args) > 2 else None) for n in nodes_in(nodes) if n.op == "load"
     ]
-
-
-def _given(site: Site, names: set[str]) -> bool:
-    """Whether arguments are whole numbers that the launch passes."""
-    return all(n in site.given_names and isinstance(site.args[n].value, int) for n in names)
 
 
 Count = tuple[str, str] | None  # a block, and the length that is divided by it
