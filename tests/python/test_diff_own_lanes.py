@@ -101,6 +101,9 @@ def test_other_ways_to_write_it__have_wider_blocks_too(changed, edits) -> None:
 
 OUTER = """    both = cols[:, None] * D + cols[None, :]
     tl.store(y_ptr + both, x[:, None] * g[None, :], mask=mask[:, None] & mask[None, :])"""
+TURNED = """    many = tl.arange(0, 16)
+    at, inside = many[:, None] * D + cols[None, :], (many[:, None] < M) & mask[None, :]
+    tl.store(y_ptr + at, tl.trans(tl.load(x_ptr + at, mask=inside, other=0.0)), mask=inside)"""
 NEVER = {
     "lanes that are summed": (("x * tl.sigmoid(g)", "x * tl.sum(g, axis=0)"),),
     "a load without a mask": (("tl.load(g_ptr + cols, mask=mask, other=0.0)", "tl.load(g_ptr + cols % D)"),),
@@ -116,6 +119,10 @@ NEVER = {
             "    tl.atomic_add(y_ptr + row * D, tl.program_id(0) * 0.0 + 1.0)\n    tl.store(y_ptr",
         ),
         ("y = torch.empty_like(x)", "y = torch.zeros_like(x)"),
+    ),
+    "a tile turned around": (
+        ("    tl.store(y_ptr + row * D + cols, x * tl.sigmoid(g), mask=mask)", TURNED),
+        ("(M, triton.cdiv(D, 16))", "(1, triton.cdiv(D, 16))"),
     ),
     "lanes in each other's place": (
         ("    tl.store(y_ptr + row * D + cols, x * tl.sigmoid(g), mask=mask)", OUTER),
