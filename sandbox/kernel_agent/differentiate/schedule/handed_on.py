@@ -12,10 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from ..ir.nodes import HALF, GradWrite, Node, real
+from ..ir.nodes import GradWrite, Node, beneath
 from ..ir.spelling import gradient_name
-
-_WIDTHS = {**dict.fromkeys(HALF, 16), "float32": 32, "float64": 64}
 
 
 def find(stores: list[GradWrite], names: Collection[str], outputs: Collection[str]) -> dict[str, str]:
@@ -43,13 +41,8 @@ def _place(write: GradWrite, value: Node) -> tuple:
 
 def _upstream(write: GradWrite, outputs: Collection[str]) -> str | None:
     """The upstream gradient that a store copies."""
-    load, widths = write.value, []
-    while load.op == "cast":
-        widths.append(_WIDTHS.get(real(load.dtype), 0))
-        load = load.args[0]
+    load = beneath(write.value, "cast")  # adjoints are rounded where they are stored, and nowhere else
     if load.op != "load" or not load.attrs.get("upstream") or load.args[0].op != "param":
-        return None
-    if min(widths, default=64) < _WIDTHS[real(load.dtype)]:  # rounded between
         return None
     base, offset, *rest = load.args
     same = offset is write.offset and (rest[0] if rest else None) is write.mask
