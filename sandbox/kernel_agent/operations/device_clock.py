@@ -89,8 +89,8 @@ class Gpu:
                 calm = time.perf_counter()
 
     def warm(self, call: Callable[[], object]) -> None:
-        """Compile, tune, and allocate, beside the stream in use, as a capture wants it. What
-        takes long is not called again."""
+        """Compile, tune, and allocate, beside the stream in use, as a capture wants it. What takes long is
+        not called again."""
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
