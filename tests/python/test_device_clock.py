@@ -167,13 +167,14 @@ def test_compile__is_for_one_shape_and_stays_in_the_scratch(clock, monkeypatch, 
     monkeypatch.setattr(torch, "compile", lambda function, **options: given.update(options) or function)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "elsewhere")
     config = importlib.import_module("torch._inductor.config")
-    monkeypatch.setattr(config, "compile_threads", 8)
     functorch = importlib.import_module("torch._functorch.config")
-    monkeypatch.setattr(functorch, "force_non_lazy_backward_lowering", False)
-    assert clock.compile(len) is len and given == {"dynamic": False}
-    assert device_clock.os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "inductor")
-    assert config.compile_threads == 1
-    assert functorch.force_non_lazy_backward_lowering is True
+    # Of monkeypatch's own setattr these modules would be left without the settings.
+    before = config.patch(compile_threads=8), functorch.patch(force_non_lazy_backward_lowering=False)
+    with before[0], before[1]:
+        assert clock.compile(len) is len and given == {"dynamic": False}
+        assert device_clock.os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "inductor")
+        assert config.compile_threads == 1
+        assert functorch.force_non_lazy_backward_lowering is True
 
 
 def test_l2__that_torch_does_not_tell__is_taken_to_be_large(log, monkeypatch, tmp_path):
