@@ -94,7 +94,7 @@ struct ka_run {
     json_t *shapes;    /* what is checked, see agent/core/plan.h; NULL before */
     json_t *outputs;   /* of the stub, as the oracle saw them on the first shape; NULL before */
     json_t *grads;     /* names of the inputs whose gradients are checked */
-    bool half;         /* some input is float16 */
+    bool half;         /* some input or output is float16 */
     json_t *skipped;   /* sweep shapes that are not checked, and why */
     json_t *sanitized; /* result of the operation sanitize; NULL: not asked for */
     json_t *oracles;   /* what the second opinions on the oracle said: {"finite_differences", "reference",

@@ -140,8 +140,11 @@ static void learn_outputs(struct ka_run *run, const json_t *entry)
         return;
     if (!run->outputs)
         run->outputs = json_incref(json_object_get(entry, "outputs"));
-    KA_EACH(json_object_get(entry, "inputs"), i, name) {
-        run->half = run->half || ka_is_text(name, "dtype", "float16");
+    const char *const sides[] = {"inputs", "outputs"}; /* an upstream is of its output's type */
+    for (size_t side = 0; side < KA_COUNT(sides); side++) {
+        KA_EACH(json_object_get(entry, sides[side]), i, one) {
+            run->half = run->half || ka_is_text(one, "dtype", "float16");
+        }
     }
     KA_EACH(json_object_get(entry, "grads"), i, name) {
         bool known = !json_is_string(name);
