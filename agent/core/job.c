@@ -204,6 +204,8 @@ static void judge_parity(struct ka_job *job, const struct ka_job_slot *found, st
     if (better(found->verified, found->passed, 0, job->best_verified, job->best_passed, 0) || !job->best) {
         take_as_best(job, found);
         job->below_best = 0;
+    } else if (found->passed < job->best_passed && job->turn_source == 1) {
+        roll_back(job);
     } else if (found->passed < job->best_passed) {
         job->below_best++;
         if (job->below_best >= job->limits.patience_parity)
@@ -214,6 +216,8 @@ static void judge_parity(struct ka_job *job, const struct ka_job_slot *found, st
     }
     if (job->best_verified)
         optimise_turn(job, command);
+    else if (job->another)
+        begin_turn(job, KA_PHASE_DRAFT, 1, command);
     else
         model_turn(job, KA_PHASE_FIX, command);
 }
@@ -261,9 +265,11 @@ static void without_candidate(struct ka_job *job, struct ka_command *command)
 {
     if (job->turn_source == 1) {
         bool drafted = job->phase != KA_PHASE_OPTIMISE;
-        job->tuner_done = !drafted || job->limits.use_llm;
+        job->tuner_done = !drafted || (job->limits.use_llm && !job->best);
         if (!drafted)
             optimise_turn(job, command);
+        else if (job->best)
+            model_turn(job, KA_PHASE_FIX, command);
         else if (job->limits.use_llm)
             model_turn(job, KA_PHASE_DRAFT, command);
         else
@@ -359,6 +365,7 @@ static int on_answer(struct ka_job *job, const struct ka_event *event, struct ka
         return -ESTALE;
     slot->state = becomes[event->type];
     slot->snapshot = event->type == KA_EV_CANDIDATE ? event->snapshot : 0;
+    job->another = event->type == KA_EV_CANDIDATE && event->another;
     if (job->state == KA_JOB_CHECK)
         *command = (struct ka_command){.type = KA_CMD_NONE, .phase = job->phase, .op = job->op};
     else
@@ -457,7 +464,8 @@ void ka_job_resume(struct ka_job *job, struct ka_command *command)
     X(limits.max_bad_answers) X(op) X(current) X(checking) X(best) X(best_passed) X(turn) X(turn_source) \
     X(iters) X(attempts) X(below_best) X(no_gain) X(bad_answers) X(rollbacks)
 #define JOB_BOOLS(X) \
-    X(limits.use_llm) X(limits.use_differentiator) X(limits.optimise) X(best_verified) X(tuner_done)
+    X(limits.use_llm) X(limits.use_differentiator) X(limits.optimise) X(best_verified) X(tuner_done) \
+    X(another)
 /* clang-format on */
 #define JOB_REALS(X) X(limits.min_rel_impr) X(best_cost)
 #define SLOT_INTS(X) X(op) X(question) X(snapshot) X(passed)

@@ -28,7 +28,7 @@ enum ka_job_state {
     KA_JOB_INSPECT,   /* a child loads the file and says what it is */
     KA_JOB_PREFLIGHT, /* a child shows that forward and oracle agree on the shapes to be checked */
     KA_JOB_RETRIEVE,  /* the store is searched */
-    KA_JOB_DRAFT,     /* the differentiator, or the model, writes a first candidate */
+    KA_JOB_DRAFT,     /* the differentiator, or the model, writes a first candidate; it perhaps a second */
     KA_JOB_CHECK,     /* candidate, then oracle, then the comparison */
     KA_JOB_FIX,       /* the model is shown what is wrong, also with a move of optimise: once */
     KA_JOB_OPTIMISE,  /* another schedule from the tuner, or from the model */
@@ -70,6 +70,7 @@ struct ka_event {
     uint64_t op;      /* of CANDIDATE to LLM_FAILED: the slot's */
     int slot;         /* of the same */
     int64_t snapshot; /* KA_EV_CANDIDATE */
+    bool another;     /* the same, of the differentiator: it has one more draft, should this one fail */
     int passed, total;
     bool verified;
     double
@@ -152,6 +153,7 @@ struct ka_job {
     int bad_answers; /* times in a row that no answer was usable */
     int rollbacks;
     bool tuner_done;
+    bool another; /* the differentiator has one more draft */
 };
 
 /* Sensible defaults for the limits; the job is queued. */

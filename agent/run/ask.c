@@ -357,7 +357,7 @@ static void take_answer(struct ka_run *run, int slot, const struct ka_chat_answe
     }
     char note[280];
     note_of(answer, note, sizeof(note));
-    ka_run_post_candidate(run, slot, ka_buf_str(&backward), "llm", note);
+    ka_run_post_candidate(run, slot, ka_buf_str(&backward), "llm", note, false);
 }
 
 /* The endpoint, or the mailbox, has none: the turn goes on with the answers to its other questions.

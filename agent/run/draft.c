@@ -20,11 +20,26 @@ static json_t *trace_case(const struct ka_run *run)
                      "seed", 0, "others", others);
 }
 
+/* Of the last draft's report. */
+static bool reports(const struct ka_run *run, const char *what)
+{
+    return json_is_true(json_object_get(json_object_get(run->draft, "report"), what));
+}
+
+static void ask_differentiator(struct ka_run *run, json_t *schedule, json_t *config, bool exact,
+                               ka_run_op_fn done)
+{
+    json_auto_t *asked = json_is_object(config) ? json_deep_copy(config) : json_object();
+    if (exact)
+        json_object_set_new(asked, "exact", json_integer(1));
+    ka_run_op(run, "differentiate", run->work_forward,
+              json_pack("{s:o, s:O?, s:O}", "case", trace_case(run), "schedule", schedule, "config", asked),
+              done);
+}
+
 void ka_run_ask_differentiator(struct ka_run *run, json_t *schedule, json_t *config, ka_run_op_fn done)
 {
-    json_t *extra =
-        json_pack("{s:o, s:O?, s:O?}", "case", trace_case(run), "schedule", schedule, "config", config);
-    ka_run_op(run, "differentiate", run->work_forward, extra, done);
+    ask_differentiator(run, schedule, config, reports(run, "exact"), done);
 }
 
 static void log_refusals(const struct ka_run *run, const json_t *doc)
@@ -53,7 +68,8 @@ static void on_draft(struct ka_run *run, const struct ka_op_result *result)
         return;
     }
     if (result->status == KA_OP_OK && backward) {
-        ka_run_post_candidate(run, 0, backward, "differentiator", "draft of the built-in differentiator");
+        ka_run_post_candidate(run, 0, backward, "differentiator", "draft of the built-in differentiator",
+                              reports(run, "rounded"));
         return;
     }
     ka_log(KA_LOG_INFO, "%s: no draft from the differentiator: %s", run->name, result->message);
@@ -110,10 +126,33 @@ void ka_run_draft_ahead_cancel(struct ka_run *run)
     run->ahead = (struct ka_ahead){0};
 }
 
+/* The draft was not verified: once more, without what it reads back rounded. */
+static void on_exact(struct ka_run *run, const struct ka_op_result *result)
+{
+    const char *backward = json_string_value(json_object_get(result->doc, "backward"));
+    if (result->status == KA_OP_SANDBOX) {
+        ka_run_op_failed(run, result);
+    } else if (result->status != KA_OP_OK || !backward) {
+        ka_log(KA_LOG_INFO, "%s: no exact draft from the differentiator: %s", run->name, result->message);
+        ka_run_post_answer(run, KA_EV_NO_CANDIDATE, 0);
+    } else {
+        json_decref(run->draft);
+        run->draft = json_deep_copy(result->doc);
+        ka_run_put(run, "draft", run->draft);
+        ka_run_post_candidate(run, 0, backward, "differentiator",
+                              "draft of the built-in differentiator, with nothing read back rounded", false);
+    }
+}
+
 void ka_run_differentiate(struct ka_run *run)
 {
     if (run->given) {
-        ka_run_post_candidate(run, 0, run->given, "file", "the backward in the file");
+        ka_run_post_candidate(run, 0, run->given, "file", "the backward in the file", false);
+        return;
+    }
+    if (run->job.best) {
+        ka_log_progress(run->name, "draft: differentiator, with nothing read back rounded");
+        ask_differentiator(run, NULL, NULL, true, on_exact);
         return;
     }
     ka_log_progress(run->name, "draft: differentiator");

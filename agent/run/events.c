@@ -120,7 +120,7 @@ void ka_run_post_answer(struct ka_run *run, enum ka_event_type type, int slot)
 }
 
 void ka_run_post_candidate(struct ka_run *run, int slot, const char *backward, const char *origin,
-                           const char *note)
+                           const char *note, bool another)
 {
     struct ka_snapshot snapshot = {
         .parent = run->job.current,
@@ -130,7 +130,8 @@ void ka_run_post_candidate(struct ka_run *run, int slot, const char *backward, c
         .backward = (char *)backward,
     };
     struct ka_err err;
-    struct ka_event event = {.type = KA_EV_CANDIDATE, .op = run->job.slots[slot].op, .slot = slot};
+    struct ka_event event = {
+        .type = KA_EV_CANDIDATE, .op = run->job.slots[slot].op, .slot = slot, .another = another};
     if (ka_state_snapshot_add(run->state, &snapshot, &event.snapshot, &err)) {
         ka_log(KA_LOG_ERROR, "%s: %s", run->name, err.msg);
         interrupted_end(run);

@@ -10,7 +10,7 @@ void ka_run_post(struct ka_run *run, const struct ka_event *event);
 void ka_run_post_type(struct ka_run *run, enum ka_event_type type);
 void ka_run_post_answer(struct ka_run *run, enum ka_event_type type, int slot);
 void ka_run_post_candidate(struct ka_run *run, int slot, const char *backward, const char *origin,
-                           const char *note);
+                           const char *note, bool another);
 /* Save, then execute: what a resumed run does first. */
 void ka_run_resume_command(struct ka_run *run, const struct ka_command *command);
 

@@ -96,7 +96,8 @@ static void post_leader(struct ka_run *run)
     json_object_set(tuner, "pending", variant);
     json_object_set_new(tuner, "before", json_integer((json_int_t)run->job.best));
     ka_run_put(run, "tuner", tuner);
-    ka_run_post_candidate(run, 0, json_string_value(json_object_get(chosen, "backward")), "tuner", note);
+    ka_run_post_candidate(run, 0, json_string_value(json_object_get(chosen, "backward")), "tuner", note,
+                          false);
 }
 
 /* Configurations that leave the model's figure as it is: after a few the rest is not drafted. */

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from diff_support import assert_right, draft
+from diff_support import assert_right, draft, errors
 
 HEAD = """import torch
 import triton
@@ -158,3 +158,56 @@ def test_row_that_is_read_back__has_what_it_had_in_lanes_that_were_not_stored(
     result = draft(file, ROWS[0], config={"outputs": 1})
     assert ("read back" in result["backward"]) == (other == "-inf")
     assert_right(file, result, [(dims, "normal") for dims in ROWS[:2]])
+
+
+def test_what_is_stored_rounded__is_not_read_back__where_the_draft_is_to_be_exact(
+    write: Callable[[str], Path],
+) -> None:
+    """Of a sigmoid near one, the half that was stored leaves little of what it is from one."""
+    file, dims = (
+        write(HEAD + PRODUCT.replace("{value}", "tl.sigmoid(total * 0.2)")),
+        {"M": 5, "N": 9, "K": 20},
+    )
+    worst = {}
+    for config in (None, {"exact": 1}):
+        result = draft(file, dims, dtype="bfloat16", config=config)
+        assert result["report"]["rounded"] == (config is None) == ("read back" in result["backward"])
+        assert result["report"]["exact"] == (config is not None)
+        found = errors(file, result["backward"], [(dims, "normal")] * 3, "bfloat16")
+        worst[result["report"]["exact"]] = max(map(max, found.values()))
+    assert worst[True] < 0.01 and worst[False] > 0.03, worst
+    whole = [draft(file, dims, config=config) for config in (None, {"exact": 1})]
+    assert whole[0]["backward"] == whole[1]["backward"] and not whole[0]["report"]["rounded"]
+
+
+CARRIED = """
+@triton.jit
+def decayed_kernel(x_ptr, y_ptr, T, N, BLOCK: tl.constexpr):
+    c = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    h = tl.zeros([BLOCK], dtype=tl.float32)
+    for t in range(0, T):
+        h = h * h * 0.5 + tl.load(x_ptr + t * N + c, mask=c < N, other=0.0).to(tl.float32)
+        tl.store(y_ptr + t * N + c, h, mask=c < N)
+
+
+@autodiff(inputs_require_grad=(0,))
+def decayed(x):
+    y = torch.empty_like(x)
+    decayed_kernel[(triton.cdiv(x.shape[1], 16),)](x, y, x.shape[0], x.shape[1], BLOCK=16)
+    return y
+
+
+def make_args(dims, device="cuda", dtype=torch.float32):
+    return (torch.rand(dims["T"], dims["N"], device=device, dtype=dtype),)
+"""
+
+
+def test_state_that_is_stored_rounded__is_taped__where_the_draft_is_to_be_exact(
+    write: Callable[[str], Path],
+) -> None:
+    file, dims = write(HEAD + CARRIED), {"T": 6, "N": 20}
+    plain, exact = (draft(file, dims, dtype="bfloat16", config=c) for c in (None, {"exact": 1}))
+    assert plain["report"]["rounded"] and plain["report"]["tape_bytes"] == 0
+    assert not exact["report"]["rounded"] and exact["report"]["tape_bytes"] > 0
+    for result in (plain, exact):
+        assert_right(file, result, [(dims, "normal")], 0.05, "bfloat16")

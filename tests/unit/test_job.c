@@ -471,6 +471,53 @@ static void job__refused_draft_with_a_model__asks_the_model(void **state)
     assert_int_equal(job.iters, 1);
 }
 
+static void job__draft_that_fails_where_there_is_another__takes_the_other(void **state)
+{
+    (void)state;
+    struct ka_job job;
+    struct ka_job_limits limits = defaults;
+    limits.use_llm = false;
+    limits.use_differentiator = true;
+    const struct ka_event first = {.type = KA_EV_CANDIDATE, .snapshot = 1, .another = true};
+    begin(&job, limits);
+    PLAY(&job, {OK, KA_JOB_DRAFT, KA_CMD_DIFFERENTIATE, 0}, {first, KA_JOB_CHECK, KA_CMD_CHECK, 1},
+         {VERIFIED(5), KA_JOB_OPTIMISE, KA_CMD_TUNE, 1});
+    begin(&job, limits);
+    PLAY(&job, {OK, KA_JOB_DRAFT, KA_CMD_DIFFERENTIATE, 0}, {first, KA_JOB_CHECK, KA_CMD_CHECK, 1},
+         {FAILED(2), KA_JOB_DRAFT, KA_CMD_DIFFERENTIATE, 1}, {CANDIDATE(2), KA_JOB_CHECK, KA_CMD_CHECK, 2},
+         {VERIFIED(5), KA_JOB_OPTIMISE, KA_CMD_TUNE, 2});
+    begin(&job, limits);
+    PLAY(&job, {OK, KA_JOB_DRAFT, KA_CMD_DIFFERENTIATE, 0}, {first, KA_JOB_CHECK, KA_CMD_CHECK, 1},
+         {FAILED(2), KA_JOB_DRAFT, KA_CMD_DIFFERENTIATE, 1}, {CANDIDATE(2), KA_JOB_CHECK, KA_CMD_CHECK, 2},
+         {FAILED(1), KA_JOB_FAILED, KA_CMD_FINISH, -1});
+    assert_int_equal(job.reason, KA_REASON_NOT_VERIFIED);
+    assert_int_equal(job.best, 1);
+    begin(&job, limits);
+    PLAY(&job, {OK, KA_JOB_DRAFT, KA_CMD_DIFFERENTIATE, 0}, {first, KA_JOB_CHECK, KA_CMD_CHECK, 1},
+         {FAILED(2), KA_JOB_DRAFT, KA_CMD_DIFFERENTIATE, 1},
+         {EVENT(KA_EV_NO_CANDIDATE), KA_JOB_FAILED, KA_CMD_FINISH, -1});
+    assert_int_equal(job.reason, KA_REASON_NOT_VERIFIED);
+}
+
+/* The model repairs the better of both, and once that is verified the tuner has its turn all the same. */
+static void job__two_drafts_that_fail__are_repaired_by_the_model(void **state)
+{
+    (void)state;
+    struct ka_job job;
+    struct ka_job_limits limits = defaults;
+    limits.use_differentiator = true;
+    const struct ka_event first = {.type = KA_EV_CANDIDATE, .snapshot = 1, .another = true};
+    begin(&job, limits);
+    PLAY(&job, {OK, KA_JOB_DRAFT, KA_CMD_DIFFERENTIATE, 0}, {first, KA_JOB_CHECK, KA_CMD_CHECK, 1},
+         {FAILED(2), KA_JOB_DRAFT, KA_CMD_DIFFERENTIATE, 1}, {CANDIDATE(2), KA_JOB_CHECK, KA_CMD_CHECK, 2},
+         {FAILED(1), KA_JOB_FIX, KA_CMD_ASK, 1});
+    begin(&job, limits);
+    PLAY(&job, {OK, KA_JOB_DRAFT, KA_CMD_DIFFERENTIATE, 0}, {first, KA_JOB_CHECK, KA_CMD_CHECK, 1},
+         {FAILED(2), KA_JOB_DRAFT, KA_CMD_DIFFERENTIATE, 1},
+         {EVENT(KA_EV_NO_CANDIDATE), KA_JOB_FIX, KA_CMD_ASK, 1},
+         {CANDIDATE(2), KA_JOB_CHECK, KA_CMD_CHECK, 2}, {VERIFIED(5), KA_JOB_OPTIMISE, KA_CMD_TUNE, 2});
+}
+
 static void job__no_optimise__is_done_at_the_first_verified_candidate(void **state)
 {
     (void)state;
@@ -660,6 +707,8 @@ int main(void)
         cmocka_unit_test(job__a_usable_answer__forgives_earlier_bad_ones),
         cmocka_unit_test(job__without_a_model__the_differentiator_alone_decides),
         cmocka_unit_test(job__refused_draft_with_a_model__asks_the_model),
+        cmocka_unit_test(job__draft_that_fails_where_there_is_another__takes_the_other),
+        cmocka_unit_test(job__two_drafts_that_fail__are_repaired_by_the_model),
         cmocka_unit_test(job__no_optimise__is_done_at_the_first_verified_candidate),
         cmocka_unit_test(job__endpoint_lost__ends_with_code_5_unless_something_is_verified),
         cmocka_unit_test(job__unusable_file_and_missing_layer__have_their_exit_codes),

@@ -46,6 +46,8 @@ def run(request: dict[str, Any], scratch: Path) -> dict[str, Any]:
         **{name: getattr(draft, name) for name in counts},
         "lines": lines,
         "schedule": draft.schedule,
+        "rounded": draft.rounded,
+        "exact": draft.asked.exact,
         "configs": draft.configs,
         "alternatives": [name for name in SCHEDULES if name != draft.schedule] if several else [],
     }

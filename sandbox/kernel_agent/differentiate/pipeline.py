@@ -102,6 +102,7 @@ class Asked:
     apart: bool = False  # kernels of the backward have tiles of their own each, where the launch has others
     outputs: bool = False  # read back what took a sum, where an output holds it
     saved: bool = False  # the forward saves numbers that took a sum, and what random numbers decide
+    exact: bool = False  # nothing is read back that an output holds rounded
 
 
 class ProgramsKept(Exception):
@@ -122,6 +123,7 @@ class Draft:
     schedule: str = "atomic"
     only: bool = False  # whether no other schedule would change anything
     configs: list[dict[str, Any]] = field(default_factory=list)  # for the tuner
+    rounded: bool = False  # whether something is read back that an output holds rounded
     programs: int = PROGRAMS  # that share the walk over a summed axis
     asked: Asked = field(default_factory=lambda: Asked("partials"))
     longest: dict[int, int] = field(default_factory=dict)  # sizes of the traced call: the greatest in SWEEP
@@ -193,7 +195,7 @@ def _attempt(
     stub = next(n for n in fwd.tree.body if isinstance(n, ast.FunctionDef) and n.name == fwd.stub_name)
     draft = Draft("", f"{fwd.stub_name}_autograd", schedule=schedule or "partials", longest=longest)
     draft.programs = int(config.get("programs", PROGRAMS))
-    kept = {name: bool(config.get(name)) for name in ("apart", "outputs", "saved")}
+    kept = {name: bool(config.get(name)) for name in ("apart", "outputs", "saved", "exact")}
     splits, shares = (int(config.get(name, 0)) for name in ("splits", "shares"))
     draft.asked = Asked(draft.schedule, splits, shares, **kept)
     if not sites:
@@ -359,6 +361,7 @@ def _launch(fwd: Forward, site: trace.Site, kernels: dict[str, str], draft: Draf
     draft.tape_naive_bytes += whole.totals.naive
     draft.atomics += whole.totals.kept
     draft.atomics_naive += whole.totals.atomics
+    draft.rounded |= whole.reverse.rounded
     return text.text(parts)
 
 
@@ -552,7 +555,7 @@ def _scheduled(site: trace.Site, name: str, asked: Asked, known: list[LineReport
     totals = Totals(naive=forward_values.naive(site))
     report = list(known)
     running_maxima.detach(site.kernel, report)
-    reverse = Reverse(site.kernel, set())
+    reverse = Reverse(site.kernel, set(), exact=asked.exact)
     reverse.report = report
     reverse.run()
     swapped_lanes.run(reverse)

@@ -21,6 +21,7 @@ from ..ir.folding import fold
 from ..ir.graph import Graph
 from ..ir.kinds import MIXING
 from ..ir.nodes import (
+    HALF,
     Carry,
     For,
     Node,
@@ -64,10 +65,10 @@ class Buffer:
 
 def use_stored(reverse: Reverse, summed: bool = False) -> None:
     """Replace forward values that need a loop by loads of the outputs that hold them; `summed`: also those
-    that need a sum over a block."""
+    that need a sum over a block. Not of those that hold them rounded, where the reverse is to be exact."""
     kernel, g = reverse.kernel, reverse.kernel.graph
     loads: dict[Node, Node] = {}
-    for value, store in _stored(kernel, summed):
+    for value, store in _stored(reverse, summed):
         args = [store.base, store.offset]
         if store.mask is not None:  # no derivative of a root, a quotient or a logarithm is infinite at 1
             args += [store.mask, g.number(1 if takes_loop(value) else 0)]
@@ -92,22 +93,27 @@ def use_stored(reverse: Reverse, summed: bool = False) -> None:
     reverse.effects = rewriter.effects(reverse.effects)
     for value, load in loads.items():
         if value in before:
-            name = beneath(load, "cast").args[0].attrs["name"]
-            reverse.say(value.line, "stored", "one store", f"read back from `{name}` instead of recomputed")
+            base = beneath(load, "cast").args[0]
+            reverse.rounded |= _rounds(base, value)
+            reason = f"read back from `{base.attrs['name']}` instead of recomputed"
+            reverse.say(value.line, "stored", "one store", reason)
 
 
 def holds_sums(reverse: Reverse) -> bool:
     """Whether an output holds a block that the backward would have to sum over to make it again."""
     used = set(reachable(reverse.effects))
-    return any(value in used and not takes_loop(value) for value, _ in _stored(reverse.kernel, True))
+    return any(value in used and not takes_loop(value) for value, _ in _stored(reverse, True))
 
 
-def _stored(kernel: Kernel, summed: bool) -> Iterator[tuple[Node, Store]]:
+def _stored(reverse: Reverse, summed: bool) -> Iterator[tuple[Node, Store]]:
     """What outputs hold after the launch, and nothing but their store uses."""
+    kernel = reverse.kernel
     uses = Counter(n for item in reachable(kernel.effects) for n in operands(item) if isinstance(n, Node))
     for store in [e for e in walk(kernel.effects) if isinstance(e, Store)]:
         value = beneath(store.value, "cast")
         if not _readable(kernel, store) or store.base.op != "param" or not value.is_float:
+            continue
+        if reverse.exact and _rounds(store.base, value):
             continue
         if not takes_loop(value) and not (summed and _is_summed(value, store)):
             continue
@@ -135,6 +141,11 @@ def _readable(kernel: Kernel, store: Store) -> bool:
     """Whether a buffer holds what this statement stores after the launch: it is the only one."""
     others = [e for e in walk(kernel.effects) if isinstance(e, Store) and e.base is store.base]
     return len(others) == 1 and store.kind == "store" and store.base.attrs["name"] not in kernel.inplace
+
+
+def _rounds(base: Node, value: Node) -> bool:
+    """Whether a tensor has fewer bits of a value than were computed."""
+    return real(base.attrs["elem"]) in HALF and real(value.dtype) not in HALF
 
 
 def _element(store: Store) -> str:
@@ -358,7 +369,7 @@ class Tape:
             if not isinstance(store, Store) or store.region is not region:
                 continue
             value = beneath(store.value, "cast")
-            if store.base.op == "entry":
+            if store.base.op == "entry" or self.reverse.exact and _rounds(store.base, value):
                 continue
             if value is carry.phi and _readable(self.reverse.kernel, store) and zeros.left_out(carry, store):
                 return self._before(source, k, store)
@@ -388,6 +399,7 @@ class Tape:
             name = store.base.attrs["name"]
             reason = f"`{carry.phi.hint}` is read back from `{name}`, where the step before stored it"
             self.reverse.say(source.line, "stored", "one store", reason)
+            self.reverse.rounded |= _rounds(store.base, value)
             return read
         return None
 
@@ -400,6 +412,7 @@ class Tape:
         attrs = {"other": store.mask is not None}
         read = g.cast(g.make("load", args, attrs, _element(store), store.offset.shape), carry.phi.dtype)
         read.hint = carry.phi.hint
+        self.reverse.rounded |= _rounds(store.base, carry.phi)
         g.here = g.top
         reason = (
             f"`{carry.phi.hint}` is read back from `{store.base.attrs['name']}`, where each step stored it"

@@ -43,6 +43,8 @@ class Reverse:
     report: list[LineReport] = field(default_factory=list)
     used: set[str] = field(default_factory=set)  # operations whose adjoint was taken
     won: dict[Node, winners.Won] = field(default_factory=dict)
+    exact: bool = False  # nothing is read back that an output holds rounded
+    rounded: bool = False  # something is
 
     def run(self) -> Reverse:
         g = self.kernel.graph
