@@ -14,6 +14,7 @@
 #include "base/log.h"
 #include "compiled_facts.h"
 #include "events.h"
+#include "sizes.h"
 
 #define START_SHARE 0.2 /* of the newest in what contexts take of late */
 
@@ -112,14 +113,21 @@ static bool try_again(struct ka_run_child *child, const struct ka_op_result *res
     return true;
 }
 
-/* What is timed has its card alone, but those who made way keep their memory there. */
+static bool ran_out(const json_t *doc)
+{
+    return json_is_true(json_object_get(json_object_get(doc, "error"), "out_of_memory"));
+}
+
+/* What is timed has its card alone, but those who made way keep their memory there. Of other operations, cases
+ * that ran out are tried again by who deals them out (fan.c). */
 static bool wants_more_memory(const struct ka_run_child *child, const struct ka_op_result *result)
 {
-    bool full = false;
-    KA_EACH(json_object_get(result->doc, "cases"), i, entry) {
-        full |= json_is_true(json_object_get(json_object_get(entry, "error"), "out_of_memory"));
+    bool full = ka_run_on_gpu(child->run) && ran_out(result->doc);
+    if (strcmp(result->operation, "bench") == 0) {
+        KA_EACH(json_object_get(result->doc, "cases"), i, entry)
+            full |= ran_out(entry);
     }
-    return full && strcmp(result->operation, "bench") == 0 && !child->emptied;
+    return full && !child->emptied;
 }
 
 static bool try_emptied(struct ka_run_child *child, const struct ka_op_result *result)
@@ -174,7 +182,7 @@ static int start(struct ka_run_child *child, struct ka_err *err)
                                 .modules = run->modules,
                                 .tool = sanitizes ? run->settings.sanitizer : NULL,
                                 .beside = json_string_value(json_object_get(child->extra, "rival")),
-                                .alone = strcmp(child->operation, "bench") == 0,
+                                .alone = child->emptied || strcmp(child->operation, "bench") == 0,
                                 .emptied = child->emptied,
                                 .settings = &run->settings};
     return ka_op_start(run->app, &request, json_copy(child->extra), on_op, child, &child->op, err);

@@ -133,6 +133,15 @@ def _operation(request: dict[str, Any]) -> _Operation:
 
 
 def _error(exc: BaseException, result: dict[str, Any]) -> Unusable:
+    """What ended an operation; memory that had run out is had again when others are through."""
+    error = _told(exc, result)
+    if "torch" in sys.modules:
+        budget = importlib.import_module("kernel_agent.operations.budget")
+        error.out_of_memory = error.out_of_memory or budget.out_of_memory(exc) is not None
+    return error
+
+
+def _told(exc: BaseException, result: dict[str, Any]) -> Unusable:
     if isinstance(exc, Unusable):
         return exc
     if isinstance(exc, ModuleNotFoundError) and exc.name in _NEEDED:

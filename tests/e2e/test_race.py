@@ -166,3 +166,28 @@ def test_memory_that_runs_out_beside_stopped_children__is_waited_for_once(
     journal = Path(done.result["run_dir"], "run.jsonl").read_text().splitlines()
     (told,) = [event for event in map(json.loads, journal) if event["event"] == "not timed"]
     assert "the GPU ran out of memory" in told["why"]
+
+
+ASKS = "    case = request[\"case\"]\n"
+NO_ROOM = """\
+    import torch
+    try:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+    except RuntimeError as full:
+        raise errors.Unusable("make_args_raised", "make_args raised") from full
+"""
+
+
+def test_memory_that_runs_out_in_an_operation_of_its_own__is_waited_for_once(agent: Agent) -> None:
+    drafts = agent.folder / "share/sandbox/kernel_agent/differentiate/operation.py"
+    assert drafts.read_text().count(ASKS) == 1
+    drafts.write_text(drafts.read_text().replace(ASKS, NO_ROOM + ASKS))
+    forward = agent.folder / "scale.py"
+    forward.write_text(FORWARD)
+    options = ("--device", "cuda", "--python", sys.executable, "--backend", "none", "--no-retrieval", "--json")
+    done = agent("--file-path", forward, *options)
+    assert done.code == 4 and done.result["verdict"] == "not_verified", done.err
+    assert done.err.count("once more, when others are through: the GPU's memory had run out") == 1, done.err
+    journal = Path(done.result["run_dir"], "run.jsonl").read_text().splitlines()
+    ran = [event for event in map(json.loads, journal) if event.get("op") == "differentiate"]
+    assert len(ran) == 2, ran
