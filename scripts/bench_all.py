@@ -15,7 +15,7 @@ benches one after the other, each with a GPU to itself; of several GPUs all are 
 each file ends; --resume leaves those alone that have times and whose text and program are the same. No file
 begins after --budget seconds. --pairs keeps the pairs in a folder, where the next call finds those of the
 same text and program: a GPU that is lent for half an hour makes pairs in one loan (--make-only) and times
-them in another.
+them in another. A run that has taken most of --most seconds ends with the best that it has.
 
 The summary is the geometric mean over files of what the others take over what ours takes, of the backward as
 CUDA graphs (as plain calls where there is no graph), each file's own the geometric mean over its shapes.
@@ -44,6 +44,7 @@ ROOT = Path(__file__).resolve().parents[1]
 MARKER = "# ---- backward ----"
 OTHERS = ("eager", "compile")
 LOG_LINES = 40  # of a run that was ended
+TUNED = 0.75  # of the time for a run after which it ends with the best that it has
 Entry = dict[str, Any]
 
 
@@ -93,7 +94,7 @@ class Run:
         if not args.table:
             files = [f"examples/{path.name}" for path in sorted((ROOT / "examples").glob("*.py"))]
             files += [line for line in args.list.read_text().splitlines() if line and line[0] != "#"]
-        self.files = [name for name in files if args.only.search(name)]
+        self.files = [name for name in dict.fromkeys(files) if args.only.search(name)]
         self.known: dict[str, Entry] = {}
         if args.out.exists():
             self.known = {row["file"]: row for row in json.loads(args.out.read_text())["results"]}
@@ -169,6 +170,7 @@ class Run:
         forward.write_text(forward_of(str(asked.get("file", name))))
         words: list[object] = ["--file-path", forward, "--backend", "none", "--no-retrieval"]
         words += ["--out", folder / "runs", *shape, *bounded.share(self.args.jobs)]
+        words += ["--max-seconds", int(TUNED * self.args.most)]
         with self.cards.one() as card:
             made, done = self.command(*words, *card, most=self.args.most)
         entry: Entry = {"verdict": made.get("verdict", "none"), "run_seconds": round(done.seconds, 1)}
