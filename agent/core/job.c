@@ -383,6 +383,7 @@ static int on_check(struct ka_job *job, const struct ka_event *event, struct ka_
     slot->passed = event->passed;
     slot->verified = event->verified;
     slot->cost = event->cost;
+    job->another = job->another || event->another;
     go_on(job, command);
     return 0;
 }

@@ -70,7 +70,7 @@ struct ka_event {
     uint64_t op;      /* of CANDIDATE to LLM_FAILED: the slot's */
     int slot;         /* of the same */
     int64_t snapshot; /* KA_EV_CANDIDATE */
-    bool another;     /* the same, of the differentiator: it has one more draft, should this one fail */
+    bool another;     /* the same and CHECKED, of the differentiator: it has one more, should this one fail */
     int passed, total;
     bool verified;
     double

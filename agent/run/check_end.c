@@ -12,6 +12,7 @@
 #include "base/each.h"
 #include "base/log.h"
 #include "compiled_facts.h"
+#include "draft.h"
 #include "events.h"
 #include "expected.h"
 #include "fan.h"
@@ -63,6 +64,17 @@ static double weighed(const struct ka_run *run, const struct outcome *outcome)
     return INFINITY;
 }
 
+/* Whether some kernel wanted more of the GPU than a program gets. */
+static bool is_large(const struct ka_check *check)
+{
+    struct ka_fan_found one;
+    for (size_t i = 0; check && check->candidate && i < json_array_size(check->cases); i++)
+        if (ka_fan_find(check->candidate, (json_int_t)i, &one) &&
+            json_is_true(json_object_get(json_object_get(one.entry, "error"), "out_of_resources")))
+            return true;
+    return false;
+}
+
 static void settle(struct ka_run *run, const struct outcome *outcome)
 {
     const struct ka_verdict_counts *counts = &outcome->counts;
@@ -79,6 +91,7 @@ static void settle(struct ka_run *run, const struct outcome *outcome)
         .total = (int)(counts->required + counts->hidden),
         .verified = outcome->verified,
         .cost = weighed(run, outcome),
+        .another = !outcome->verified && is_large(run->check) && ka_run_draft_is_large(run),
     };
     if (rc) {
         ka_log(KA_LOG_ERROR, "%s: %s", run->name, err.msg);

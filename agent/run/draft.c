@@ -20,18 +20,29 @@ static json_t *trace_case(const struct ka_run *run)
                      "seed", 0, "others", others);
 }
 
-/* Of the last draft's report. */
-static bool reports(const struct ka_run *run, const char *what)
+/* A draft that is not verified is made once more with what this asks, where there is a reason: what it read
+ * back rounded is not read back, and loops have one stage, which takes the least of the GPU. NULL: there is
+ * none (new reference). */
+static json_t *once_more(const struct ka_run *run)
 {
-    return json_is_true(json_object_get(json_object_get(run->draft, "report"), what));
+    bool rounded = json_is_true(json_object_get(json_object_get(run->draft, "report"), "rounded"));
+    bool large = json_is_true(json_object_get(run->draft, "large"));
+    if (json_object_get(run->draft, "asked") || (!rounded && !large))
+        return NULL;
+    json_t *asked = json_object();
+    if (rounded)
+        json_object_set_new(asked, "exact", json_integer(1));
+    if (large)
+        json_object_set_new(asked, "num_stages", json_integer(1));
+    return asked;
 }
 
-static void ask_differentiator(struct ka_run *run, json_t *schedule, json_t *config, bool exact,
+static void ask_differentiator(struct ka_run *run, json_t *schedule, json_t *config, json_t *also,
                                ka_run_op_fn done)
 {
-    json_auto_t *asked = json_is_object(config) ? json_deep_copy(config) : json_object();
-    if (exact)
-        json_object_set_new(asked, "exact", json_integer(1));
+    json_auto_t *asked = json_is_object(also) ? json_deep_copy(also) : json_object();
+    if (json_is_object(config))
+        json_object_update(asked, config);
     ka_run_op(run, "differentiate", run->work_forward,
               json_pack("{s:o, s:O?, s:O}", "case", trace_case(run), "schedule", schedule, "config", asked),
               done);
@@ -39,7 +50,17 @@ static void ask_differentiator(struct ka_run *run, json_t *schedule, json_t *con
 
 void ka_run_ask_differentiator(struct ka_run *run, json_t *schedule, json_t *config, ka_run_op_fn done)
 {
-    ask_differentiator(run, schedule, config, reports(run, "exact"), done);
+    ask_differentiator(run, schedule, config, json_object_get(run->draft, "asked"), done);
+}
+
+bool ka_run_draft_is_large(struct ka_run *run)
+{
+    bool drafted = run->job.turn_source == 1 && run->job.phase == KA_PHASE_DRAFT && !run->given;
+    if (!drafted || !run->draft || json_object_get(run->draft, "asked"))
+        return false;
+    json_object_set_new(run->draft, "large", json_true());
+    ka_run_put(run, "draft", run->draft);
+    return true;
 }
 
 static void log_refusals(const struct ka_run *run, const json_t *doc)
@@ -68,8 +89,9 @@ static void on_draft(struct ka_run *run, const struct ka_op_result *result)
         return;
     }
     if (result->status == KA_OP_OK && backward) {
-        ka_run_post_candidate(run, 0, backward, "differentiator", "draft of the built-in differentiator",
-                              reports(run, "rounded"));
+        ka_run_post_candidate(
+            run, 0, backward, "differentiator", "draft of the built-in differentiator",
+            json_is_true(json_object_get(json_object_get(run->draft, "report"), "rounded")));
         return;
     }
     ka_log(KA_LOG_INFO, "%s: no draft from the differentiator: %s", run->name, result->message);
@@ -126,21 +148,22 @@ void ka_run_draft_ahead_cancel(struct ka_run *run)
     run->ahead = (struct ka_ahead){0};
 }
 
-/* The draft was not verified: once more, without what it reads back rounded. */
-static void on_exact(struct ka_run *run, const struct ka_op_result *result)
+static void on_once_more(struct ka_run *run, const struct ka_op_result *result)
 {
     const char *backward = json_string_value(json_object_get(result->doc, "backward"));
+    json_auto_t *asked = once_more(run);
     if (result->status == KA_OP_SANDBOX) {
         ka_run_op_failed(run, result);
     } else if (result->status != KA_OP_OK || !backward) {
-        ka_log(KA_LOG_INFO, "%s: no exact draft from the differentiator: %s", run->name, result->message);
+        ka_log(KA_LOG_INFO, "%s: no other draft from the differentiator: %s", run->name, result->message);
         ka_run_post_answer(run, KA_EV_NO_CANDIDATE, 0);
     } else {
         json_decref(run->draft);
         run->draft = json_deep_copy(result->doc);
+        json_object_set(run->draft, "asked", asked);
         ka_run_put(run, "draft", run->draft);
         ka_run_post_candidate(run, 0, backward, "differentiator",
-                              "draft of the built-in differentiator, with nothing read back rounded", false);
+                              "draft of the built-in differentiator, made once more", false);
     }
 }
 
@@ -151,8 +174,11 @@ void ka_run_differentiate(struct ka_run *run)
         return;
     }
     if (run->job.best) {
-        ka_log_progress(run->name, "draft: differentiator, with nothing read back rounded");
-        ask_differentiator(run, NULL, NULL, true, on_exact);
+        json_auto_t *also = once_more(run);
+        ka_log_progress(run->name, "draft: differentiator, once more%s%s",
+                        json_object_get(also, "exact") ? ", with nothing read back rounded" : "",
+                        json_object_get(also, "num_stages") ? ", with one stage a loop" : "");
+        ask_differentiator(run, NULL, NULL, also, on_once_more);
         return;
     }
     ka_log_progress(run->name, "draft: differentiator");

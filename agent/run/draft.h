@@ -11,5 +11,8 @@ void ka_run_draft_ahead_cancel(struct ka_run *run);
 /* Operation differentiate on the smallest required shape. `schedule`, `config` (NULL: its own choice) are
  * borrowed. */
 void ka_run_ask_differentiator(struct ka_run *run, json_t *schedule, json_t *config, ka_run_op_fn done);
+/* What was checked wants more of the GPU than a program gets: whether the differentiator has another draft
+ * for that. */
+bool ka_run_draft_is_large(struct ka_run *run);
 
 #endif

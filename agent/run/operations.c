@@ -118,8 +118,8 @@ static bool ran_out(const json_t *doc)
     return json_is_true(json_object_get(json_object_get(doc, "error"), "out_of_memory"));
 }
 
-/* What is timed has its card alone, but those who made way keep their memory there. Of other operations, cases
- * that ran out are tried again by who deals them out (fan.c). */
+/* What is timed has its card alone, but those who made way keep their memory there. Of other operations,
+ * cases that ran out are tried again by who deals them out (fan.c). */
 static bool wants_more_memory(const struct ka_run_child *child, const struct ka_op_result *result)
 {
     bool full = ka_run_on_gpu(child->run) && ran_out(result->doc);

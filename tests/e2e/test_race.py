@@ -168,7 +168,7 @@ def test_memory_that_runs_out_beside_stopped_children__is_waited_for_once(
     assert "the GPU ran out of memory" in told["why"]
 
 
-ASKS = "    case = request[\"case\"]\n"
+ASKS = '    case = request["case"]\n'
 NO_ROOM = """\
     import torch
     try:
@@ -184,7 +184,16 @@ def test_memory_that_runs_out_in_an_operation_of_its_own__is_waited_for_once(age
     drafts.write_text(drafts.read_text().replace(ASKS, NO_ROOM + ASKS))
     forward = agent.folder / "scale.py"
     forward.write_text(FORWARD)
-    options = ("--device", "cuda", "--python", sys.executable, "--backend", "none", "--no-retrieval", "--json")
+    options = (
+        "--device",
+        "cuda",
+        "--python",
+        sys.executable,
+        "--backend",
+        "none",
+        "--no-retrieval",
+        "--json",
+    )
     done = agent("--file-path", forward, *options)
     assert done.code == 4 and done.result["verdict"] == "not_verified", done.err
     assert done.err.count("once more, when others are through: the GPU's memory had run out") == 1, done.err

@@ -114,3 +114,44 @@ def test_splits__of_the_one_tile_that_there_is(schedule: str, write: Callable[[s
     result = draft(file, {"M": 70}, schedule=schedule, config={"splits": 3})
     assert ("splits = min(grid[0], 3)" in result["backward"]) == (schedule == "owner")
     assert_right(file, result, [({"M": m}, "normal") for m in (70, 16, 3)])
+
+
+SCALED = """import torch
+import triton
+import triton.language as tl
+from kernel_agent import autodiff
+
+SWEEP = [{"N": 37}]
+
+
+def make_args(dims, device="cuda", dtype=torch.float32):
+    return (torch.randn(dims["N"], device=device, dtype=dtype),)
+
+
+@triton.jit
+def scaled_kernel(x_ptr, y_ptr, N, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y_ptr + i, 3.0 * tl.load(x_ptr + i, mask=i < N, other=0.0), mask=i < N)
+
+
+@autodiff(inputs_require_grad=(0,))
+def scaled(x):
+    y = torch.empty_like(x)
+    scaled_kernel[(triton.cdiv(x.numel(), 16),)](x, y, x.numel(), BLOCK=16, num_stages=STAGES)
+    return y
+"""
+
+
+@pytest.mark.parametrize(
+    ("stages", "kept"), [("1", True), ("2 if x.is_contiguous() else 1", True), ("4", False)]
+)
+def test_backward__has_as_few_stages_as_the_forward(
+    stages: str, kept: bool, write: Callable[[str], Path]
+) -> None:
+    """More may not fit where the forward's launch says that they do not; its own more are its own affair."""
+    file = write(SCALED.replace("STAGES", stages))
+    result = draft(file, {"N": 37})
+    launch = result["backward"].partition("scaled_kernel_bwd[grid](")[2].partition("return")[0]
+    assert ("num_stages=num_stages" in launch) == kept, launch
+    assert "num_stages=3" in draft(file, {"N": 37}, config={"num_stages": 3})["backward"]
+    assert_right(file, result, [({"N": 37}, "normal")])

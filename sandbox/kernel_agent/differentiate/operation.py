@@ -47,7 +47,6 @@ def run(request: dict[str, Any], scratch: Path) -> dict[str, Any]:
         "lines": lines,
         "schedule": draft.schedule,
         "rounded": draft.rounded,
-        "exact": draft.asked.exact,
         "configs": draft.configs,
         "alternatives": [name for name in SCHEDULES if name != draft.schedule] if several else [],
     }

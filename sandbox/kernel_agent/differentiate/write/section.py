@@ -27,6 +27,7 @@ from .emit import Emitted
 from .line_breaks import WIDTH, break_line, indented, wrap
 
 OWN_GRID = "forward_grid"
+STAGES = 3  # of a loop, where a launch names none
 
 
 @dataclass
@@ -125,6 +126,9 @@ class FunctionText:
             values.append("num_warps=num_warps")
         if self.site.stages is not None:
             values.append(f"num_stages={self.site.stages}")
+        elif "num_stages" in self.site.given_names and self.site.launch.num_stages < STAGES:
+            self.kept["num_stages"] = None  # as few as the forward has: more may not fit
+            values.append("num_stages=num_stages")
         setup, grid = step.setup, step.grid
         if len(grid) > 50:
             alone = grid.endswith(",)")
