@@ -23,7 +23,7 @@ from .ir.refusal import Refusal
 from .ir.report import LineReport, Why
 from .ir.values import is_static, signature
 from .prove import overwrite
-from .read import trace
+from .read import parted, trace
 from .read.home import Home
 from .read.host_functions import HostFunctions, Method
 from .reverse import forward_values, running_maxima, wrapped_indices
@@ -61,7 +61,7 @@ from .schedule.whole_rows import Rows
 from .write import saving_copy
 from .write.demand import effects_of
 from .write.emit import Emitted, Emitter
-from .write.helpers import OWN, PASSED, TABLES, UNSAVED, UNTRACED, host_helpers, scan_helpers
+from .write.helpers import OWN, PARTS, PASSED, TABLES, UNSAVED, UNTRACED, host_helpers, scan_helpers
 from .write.host_copy import host_copy
 from .write.section import (
     Choice,
@@ -142,6 +142,8 @@ def differentiate(
     first does not. Raises Refusal; errors.Unusable for the user's."""
     tuning.bind(fwd, config or {})
 
+    apart: list[ast.expr] = []  # fresh tensors whose parts are tensors of their own
+
     def attempt(schedule: str | None, folds: trace.Folds = frozenset(), queued: bool = True) -> Draft:
         first, *more = (partial(draw.make_inputs, fwd, d, seed, dtype=dtype) for d in [dims, *others])
         traced = trace.trace(fwd, first(), (make() for make in more), folds)
@@ -154,7 +156,7 @@ def differentiate(
             traced = trace.trace(fwd, first(), (make() for make in more), folds, blocks)
             trace.other_launches(fwd, more, traced[0])
         try:
-            return _attempt(fwd, *traced, schedule, config or {}, whole_rows.longest(fwd, dims))
+            return _attempt(fwd, *traced, schedule, config or {}, whole_rows.longest(fwd, dims), apart)
         except ProgramsKept:
             return attempt(schedule, folds, queued=False)
         except Refusal as refusal:
@@ -164,12 +166,22 @@ def differentiate(
                 raise refusal.seen_from(fwd.path, at) from None
         return attempt(schedule, folds | found, queued)
 
+    def parting(schedule: str | None) -> Draft:
+        try:
+            return attempt(schedule)
+        except Refusal as refusal:
+            apart[:] = parted.find(fwd) if refusal.construct == parted.CONSTRUCT else []
+            if not apart:
+                raise
+        with parted.apart(fwd, apart):
+            return attempt(schedule)
+
     try:
-        return attempt(schedule)
+        return parting(schedule)
     except BROKEN as error:
         reason = f"the owner schedule could not be written ({type(error).__name__}: {error})"
     try:  # the schedule that asks for least
-        draft = attempt("atomic")
+        draft = parting("atomic")
     except BROKEN as error:
         raise Refusal(
             "kernel",
@@ -189,6 +201,7 @@ def _attempt(
     schedule: str | None,
     config: dict[str, Any],
     longest: dict[int, int],
+    apart: Sequence[ast.expr],
 ) -> Draft:
     """One attempt with one schedule."""
     sites = [site for site in traced if site.outputs]
@@ -218,7 +231,7 @@ def _attempt(
     )
     renamed = {name: f"{name}_autograd" for name in hosts if name != fwd.stub_name}
     copies = [
-        host_copy(fwd, f, sites, untraced, renamed, fwd.grads if f is stub else ())
+        host_copy(fwd, f, sites, untraced, renamed, fwd.grads if f is stub else (), apart)
         for f in {**hosts, stub.name: stub}.values()
     ]
     configs = [
@@ -231,6 +244,7 @@ def _attempt(
     helpers += [OWN] * bool(fwd.grads)
     helpers += [UNSAVED] * any(isinstance(host, Method) for host in hosts.values())
     helpers += [UNTRACED] * bool(untraced)
+    helpers += [PARTS] * any(f"{parted.PARTED}(" in one for one in copies)
     left_out = {(at, site.home) for site in sites for _, at in site.kernel.graph.folded.values()}
     for at, home in sorted(left_out, key=lambda one: one[0]):
         reason = (

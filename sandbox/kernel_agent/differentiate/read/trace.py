@@ -35,6 +35,7 @@ from .host_functions import HostFunctions
 from .host_values import Host
 from .kernel_values import language_name
 from .normalise import Builder
+from .parted import CONSTRUCT
 
 
 @dataclass
@@ -579,7 +580,7 @@ def _note_view(site: Site, taken: address_tables.Taken) -> None:
     written = _expression(site.call, site.params, found[0])
     if len(site.outputs) > 1 or written is site.call:
         raise Refusal(
-            "view as output",
+            CONSTRUCT,
             f"`{found[0]}` is a view, and autograd follows a launch into a view only where that is its one "
             "output",
             "Allocate the output in the shape that the kernel wants, launch, and view the result.",

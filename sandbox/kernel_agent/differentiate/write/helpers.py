@@ -261,6 +261,12 @@ class Unsaved:
     mark_dirty = mark_non_differentiable = save_for_forward = set_materialize_grads = save_for_backward
 '''
 
+PARTS = '''
+def parted(t):
+    """The parts of a tensor along its first axis: over its memory, and to autograd tensors of their own."""
+    return [part.detach() for part in t.unbind()]
+'''
+
 UNTRACED = '''
 def untraced(kernel, line):
     """In place of a launch that no traced size made: it has no backward."""

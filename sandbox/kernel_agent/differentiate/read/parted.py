@@ -1,0 +1,101 @@
+"""Outputs that are parts of one tensor, `mean, rstd = torch.empty((2, N))`: views, of which autograd follows a
+launch into one alone. Where nothing but the parts is used, they may be tensors of their own over the same
+memory; tracing sees them so, and so does the copy of the host function."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import copy
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from ...forward import Forward
+from .host_functions import HostFunctions, Method
+
+PARTED = "parted"
+CONSTRUCT = "view as output"
+_FRESH = ("empty", "zeros", "ones", "full", "empty_like", "zeros_like", "new_empty", "new_zeros", "new_full")
+
+
+def find(fwd: Forward) -> list[ast.expr]:
+    """Fresh tensors, as written, of which only the parts along the first axis are used."""
+    functions = [f for f in HostFunctions(fwd.tree).by_name.values() if not isinstance(f, Method)]
+    return [
+        statement.value
+        for function in functions
+        for statement in ast.walk(function)
+        if isinstance(statement, ast.Assign)
+        and _is_fresh(statement.value)
+        and _is_parted(statement, function)
+    ]
+
+
+def _is_fresh(value: ast.expr) -> bool:
+    return isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in _FRESH
+
+
+def _is_parted(statement: ast.Assign, function: ast.FunctionDef) -> bool:
+    match statement.targets:
+        case [ast.Tuple(names) | ast.List(names)]:
+            return len(names) > 1 and all(isinstance(name, ast.Name) for name in names)
+        case [ast.Name(name)]:
+            named = [n for n in ast.walk(function) if isinstance(n, ast.Name) and n.id == name]
+            apart = {
+                id(node.value)
+                for node in ast.walk(function)
+                if isinstance(node, ast.Starred) or (isinstance(node, ast.Subscript) and _is_part(node))
+            }
+            return len(named) > 1 and all(n is statement.targets[0] or id(n) in apart for n in named)
+    return False
+
+
+def _is_part(node: ast.Subscript) -> bool:
+    at = node.slice.value if isinstance(node.slice, ast.Constant) else None
+    return isinstance(node.ctx, ast.Load) and isinstance(at, int) and not isinstance(at, bool)
+
+
+class _Parting(ast.NodeTransformer):
+    def __init__(self, found: Sequence[ast.expr]) -> None:
+        self.places = {(node.lineno, node.col_offset) for node in found}
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        if (node.lineno, node.col_offset) not in self.places:
+            return node
+        called = ast.Name(PARTED, ast.Load())
+        return ast.fix_missing_locations(ast.copy_location(ast.Call(called, [node], []), node))
+
+
+def _parts(t: torch.Tensor) -> list[torch.Tensor]:
+    return [part.detach() for part in t.unbind()]
+
+
+@contextlib.contextmanager
+def apart(fwd: Forward, found: Sequence[ast.expr]) -> Iterator[None]:
+    """Host functions of the file part these tensors, until the end."""
+    names, stub = vars(fwd.module), fwd.stub
+    lines = {node.lineno for node in found}
+    changed = [
+        f
+        for f in fwd.tree.body
+        if isinstance(f, ast.FunctionDef) and lines & set(range(f.lineno, (f.end_lineno or f.lineno) + 1))
+    ]
+    before = {name: names[name] for name in [f.name for f in changed] + [PARTED] if name in names}
+    try:
+        for function in changed:
+            text = _Parting(found).visit(copy.deepcopy(function))
+            text.decorator_list = []
+            module = ast.Module([text], [])
+            exec(compile(module, fwd.path, "exec"), names)  # noqa: S102 (the user's own function)
+            if function.name == fwd.stub_name:
+                fwd.stub = names[function.name]
+        if changed:
+            names[PARTED] = _parts
+        yield
+    finally:
+        for name in [f.name for f in changed] + [PARTED]:
+            names.pop(name, None)
+        names.update(before)
+        fwd.stub = stub
