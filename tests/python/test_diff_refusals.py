@@ -200,3 +200,16 @@ def test_refused__name_that_the_generated_section_defines_too(name: str, tmp_pat
     file.write_text(TEMPLATE.format(body=body) + f"\n\ndef {name}(t):\n    return t\n")
     with pytest.raises(errors.Unusable, match=f"`{name}` is a name of this file"):
         draft(file, {"N": 40})
+
+
+def test_parameter_by_the_name_of_a_function_of_ours__is_refused_where_that_is_called(tmp_path: Path) -> None:
+    body = "    tl.store(out_ptr + cols, x * x, mask=mask)"
+    file, dims = tmp_path / "named.py", {"N": 40}
+    for name, refused in (("gradient_of", True), ("longest", False), ("splits", True)):
+        text = TEMPLATE.format(body=body).replace("BLOCK", name)
+        file.write_text(text)
+        if refused:
+            with pytest.raises(errors.Unusable, match=f"`{name}` is a name that the backward of"):
+                draft(file, dims)
+        else:
+            assert_right(file, draft(file, dims), [(dims, "normal")])

@@ -376,7 +376,9 @@ def _launch(fwd: Forward, site: trace.Site, kernels: dict[str, str], draft: Draf
     draft.atomics += whole.totals.kept
     draft.atomics_naive += whole.totals.atomics
     draft.rounded |= whole.reverse.rounded
-    return text.text(parts)
+    made = text.text(parts)
+    trace.check_called(made, site)
+    return made
 
 
 def _checked(site: trace.Site, report: list[LineReport]) -> Refusal | None:

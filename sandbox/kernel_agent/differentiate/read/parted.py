@@ -21,7 +21,12 @@ _FRESH = ("empty", "zeros", "ones", "full", "empty_like", "zeros_like", "new_emp
 
 def find(fwd: Forward) -> list[ast.expr]:
     """Fresh tensors, as written, of which only the parts along the first axis are used."""
-    functions = [f for f in HostFunctions(fwd.tree).by_name.values() if not isinstance(f, Method)]
+    functions = [
+        function
+        for function in HostFunctions(fwd.tree).by_name.values()
+        if not isinstance(function, Method)
+        and not any(isinstance(n, ast.Name) and n.id == PARTED for n in ast.walk(function))
+    ]
     return [
         statement.value
         for function in functions

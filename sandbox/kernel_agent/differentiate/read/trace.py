@@ -11,6 +11,7 @@ import ast
 import contextlib
 import functools
 import math
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -194,11 +195,12 @@ class Untraced:
     kernel_name: str
 
 
-# Names of a generated Function: its locals, and the functions that it calls.
+# Names of a generated Function: its locals, and the functions that it may call.
 OURS = words("ctx grid pointed upstream tiles splits programs row_warps grid_0 grid_1 grid_2 torch triton")
-OURS |= words("laid_out passed_on handed_on sums_for gradient_of summed finished disjoint ordered distinct")
-OURS |= words("forward_grid sequences_apart summed_both at_most longest separate own untraced passed behind")
-OURS |= words("divided address_of table_of walked mark_order order_of")
+OURS |= words("forward_grid")
+CALLED = words("laid_out passed_on handed_on sums_for gradient_of summed finished disjoint ordered distinct")
+CALLED |= words("sequences_apart summed_both at_most longest separate own untraced passed behind divided")
+CALLED |= words("address_of table_of walked mark_order order_of")
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 Folds = frozenset[tuple[str, int]]  # conditions, by file and line
@@ -480,8 +482,19 @@ def _check_names(params: list[str], source: ast.FunctionDef) -> None:
     }
     for name in params:
         if name in ours | OURS or name.startswith(("tape_", "check_")):
-            message = f"`{name}` is a name that the backward of {source.name} gives to a value of its own"
-            raise Refusal("name", message, f"Rename `{name}` in the kernel.", source.lineno)
+            raise _name_is_taken(name, source)
+
+
+def check_called(text: str, site: Site) -> None:
+    """Refuse parameters by the names of functions that the text of a Function calls."""
+    for name in site.params:
+        if name in CALLED and re.search(rf"(?<![\w.]){name}\(", text):
+            raise _name_is_taken(name, site.source)
+
+
+def _name_is_taken(name: str, source: ast.FunctionDef) -> Refusal:
+    message = f"`{name}` is a name that the backward of {source.name} gives to a value of its own"
+    return Refusal("name", message, f"Rename `{name}` in the kernel.", source.lineno)
 
 
 def _tensors(site: Site, launch: Launch, name: str, taken: address_tables.Taken) -> list[torch.Tensor]:
