@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,6 +28,7 @@ class Graph:
         self.reverse = False
         self.sized: frozenset[str] = frozenset()  # constexprs that follow the sizes of a call
         self.strides: frozenset[str] = frozenset()  # parameters that are a tensor's strides
+        self.others: Callable[[], Iterable[Any]] = tuple  # launches that calls with other sizes make here
         # Conditions of which one branch was left out, as the traced call has them; with the line.
         self.folded: dict[Node, tuple[bool, int]] = {}
         # The lines of branches that could be left out, by the line of their `if`.
@@ -291,16 +292,20 @@ class Graph:
         """The counts of programs of the traced launch, for `concrete`."""
         return {self.npid(axis).id: count for axis, count in enumerate(grid)} | self.example
 
-    def takes(self, args: dict[str, Any], grid: tuple[int, ...]) -> bool:
-        """Take a launch for an example of the calls that this graph is of, if it is one."""
-        self.example = {}
-        found = self.launched(grid)
+    def example_of(self, args: dict[str, Any], grid: tuple[int, ...]) -> dict[int, Any]:
+        """What a launch passes, by the ids of nodes."""
+        found: dict[int, Any] = {self.npid(axis).id: count for axis, count in enumerate(grid)}
         for node in self.table.values():
             name = (node.args[0] if node.op == "isnone" else node).attrs.get("name")
             if node.op in ("param", "constexpr", "isnone") and name in args:
                 value = getattr(args[name], "value", args[name])
                 found[node.id] = value is None if node.op == "isnone" else value
-        found = {i: v for i, v in found.items() if v is None or isinstance(v, (int, float, str, bool))}
+        return {i: v for i, v in found.items() if v is None or isinstance(v, (int, float, str, bool))}
+
+    def takes(self, args: dict[str, Any], grid: tuple[int, ...]) -> bool:
+        """Take a launch for an example of the calls that this graph is of, if it is one."""
+        self.example = {}
+        found = self.example_of(args, grid)
         known = all(self.concrete(node, found) is not None for node in self.answers)
         if known and all(bool(self.concrete(node, found)) is answer for node, answer in self.answers.items()):
             self.example = found

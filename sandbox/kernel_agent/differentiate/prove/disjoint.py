@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, field
+from typing import Any
 
 from ..ir.graph import Graph
-from ..ir.nodes import For, Node, Region, beneath, reachable
+from ..ir.nodes import For, Node, Region, beneath, nodes_in, reachable
 from ..ir.nonnegative import natural
 from ..ir.simplify import is_number, is_zero
 from ..ir.spelling import on_host
@@ -245,8 +246,17 @@ def layouts_of(
 
 
 def overlaps(g: Graph, layout: Layout, grid: tuple[int, ...]) -> bool:
-    """Whether the host's check of a layout would already fail on the traced call."""
-    counts = g.launched(grid)
+    """Whether the host's check of a layout would already fail on a call that is known: the traced one, or one
+    with other strides."""
+    if _overlaps(g, layout, g.launched(grid)):
+        return True
+    named = {n.attrs["name"] for n in nodes_in([stride for stride, _ in layout]) if n.op == "param"}
+    return bool(named & g.strides) and any(
+        _overlaps(g, layout, g.example_of(launch.args, launch.grid)) for launch in g.others()
+    )
+
+
+def _overlaps(g: Graph, layout: Layout, counts: dict[int, Any]) -> bool:
     known = [(g.concrete(s, counts), None if e is None else g.concrete(e, counts)) for s, e in layout]
     if any(s is None or (n is None and e is not None) for (s, n), (_, e) in zip(known, layout, strict=True)):
         return False

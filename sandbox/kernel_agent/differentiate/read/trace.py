@@ -262,7 +262,7 @@ def other_launches(fwd: Forward, calls: Iterable[Callable[[], Call]], sites: lis
         return [one for one in found if one.site[0] == fwd.path and one.site[1] in site.lines]
 
     for site in sites:
-        site.others = functools.partial(of, site)
+        site.others = site.kernel.graph.others = functools.partial(of, site)
 
 
 def _untraced(fwd: Forward, calls: list, sites: dict[tuple[int, int], Site]) -> list[Untraced]:
@@ -465,7 +465,8 @@ def _again(
 ) -> Kernel:
     """The kernel of a site, read with more known: Site.again."""
     builder, kernel = read(facts, whole)
-    builder.g.sized, builder.g.strides = site.kernel.graph.sized, site.kernel.graph.strides
+    known = site.kernel.graph
+    builder.g.sized, builder.g.strides, builder.g.others = known.sized, known.strides, known.others
     for name in site.held:
         builder.read_before(name)
     for name in site.outputs:
