@@ -26,7 +26,7 @@ from .prove import overwrite
 from .read import trace
 from .read.home import Home
 from .read.host_functions import HostFunctions, Method
-from .reverse import forward_values, running_maxima, wrapped_indices
+from .reverse import forward_values, running_maxima, wrapped_indices, written_once
 from .reverse.sweep import Reverse, writes
 from .schedule import (
     divisors,
@@ -555,6 +555,7 @@ def _scheduled(site: trace.Site, name: str, asked: Asked, known: list[LineReport
     reverse = Reverse(site.kernel, set())
     reverse.report = report
     reverse.run()
+    written_once.use_ends(reverse)
     swapped_lanes.run(reverse)
     gradient_writes.merge(reverse)
     wrapped_indices.unwrap(reverse)
