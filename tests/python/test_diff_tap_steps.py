@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -118,4 +119,20 @@ def test_a_maximum__asks_the_windows_that_reach_it(changed) -> None:
     result = draft(file, DIMS)
     assert "for nth_j in range(tl.cdiv(k, stride)):" in result["backward"]
     assert " // BLOCK" not in result["backward"].partition("pool_kernel_bwd_x(")[2].partition("# write")[0]
+    assert_right(file, result, CASES)
+
+
+def test_the_number_of_the_tap_that_won__may_be_saved_by_the_forward(changed) -> None:
+    file = changed(*MAXIMUM)
+    assert {"saved": 1} in draft(file, DIMS)["report"]["configs"]
+    result = draft(file, DIMS, config={"saved": 1})
+    assert "tl.load(saved_winner + " in result["backward"] and "spill_winner" not in result["backward"]
+    assert result["backward"].count("wins =") == 1  # in the copy of the forward
+    assert_right(file, result, CASES)
+
+
+def test_windows_that_own_each_element__need_no_zeros(changed) -> None:
+    file = changed((WEIGHT, WEIGHT))
+    result = draft(file, DIMS)
+    assert re.search(r"gradient_of\(\s*x_ptr, written=", result["backward"])
     assert_right(file, result, CASES)
