@@ -47,7 +47,8 @@ class Turned:
     positive: list[Node]  # what the host has to find above zero
     equal: list[tuple[Node, Node]]  # what it has to find equal
     window: bool  # whether it was one: else positions are only counted in another way
-    what: str
+    covers: Node | None  # how many elements it reaches, each once, where that is known
+    what: str  # the proof
 
 
 @dataclass
@@ -112,6 +113,7 @@ class Turn:
         self.taps: dict[Entry, Node] = {}  # digits that have become loops
         self.facts: list[tuple[Node, list[Var]]] = []
         self.ends: dict[Position, Node] = {}
+        self.totals: list[Node] = []  # how many elements are owned along positions
         self.shifted = False  # whether dimensions without taps are windows too
         self.low: dict[Position, Node] = {}  # lowest digits that lanes count
         self.used: list[Condition] = []  # conditions that hold for every owned index
@@ -178,7 +180,9 @@ class Turn:
         turned = self.shifted or any(w.taps for w in windows)
         what = ("window turned around: " if turned else "position counted anew: ") + self._text(windows)
         facts = [(number, [self._renumbered(var) for var in variables]) for number, variables in self.facts]
-        return Turned(new, old, virtual, regions, axes, facts, self.positive, equal, turned, what)
+        every = not plain and len(asked) == len(self.ends)
+        covers = functools.reduce(g.mul, self.totals) if every else None
+        return Turned(new, old, virtual, regions, axes, facts, self.positive, equal, turned, covers, what)
 
     def _renumbered(self, var: Var) -> Var:
         """A lane of the new block: axes that were summed over are gone."""
@@ -398,6 +402,7 @@ class Turn:
         if len(sizes) > 1:  # digits of a number: what they are cut by must be positive
             sizes = [size if natural(size) else g.make("maximum", (size, g.one)) for size in sizes]
         total = functools.reduce(lambda below, size: g.mul(size, below), sizes)
+        self.totals.append(total)
         name = self._name(position)
         lanes = [v for v in position.terms if v.kind == "lane"]
         if position.block is None or position.summed is not None:
