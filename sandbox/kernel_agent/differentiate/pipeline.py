@@ -45,6 +45,7 @@ from .schedule import (
     scattered,
     second_launch,
     shared_loops,
+    step_rows,
     swapped_lanes,
     tile_queues,
     tuning,
@@ -102,6 +103,7 @@ class Asked:
     apart: bool = False  # kernels of the backward have tiles of their own each, where the launch has others
     outputs: bool = False  # read back what took a sum, where an output holds it
     saved: bool = False  # the forward saves numbers that took a sum, and what random numbers decide
+    rows: bool = True  # what steps add to rows of a gradient is a product behind their loop
 
 
 class ProgramsKept(Exception):
@@ -566,6 +568,7 @@ def _scheduled(site: trace.Site, name: str, asked: Asked, known: list[LineReport
         offers.append({"saved": 1})
     kept = saved.use(reverse, site, asked.saved)
     divisors.invert(reverse)
+    gathered = step_rows.gather(reverse) if asked.rows and asked.schedule != "atomic" else []
     totals.atomics = len(writes(reverse.effects))
     if asked.schedule != "atomic":
         folded.run(reverse)
@@ -581,6 +584,8 @@ def _scheduled(site: trace.Site, name: str, asked: Asked, known: list[LineReport
         own_adds.run(reverse, axes, site.launch.grid)
         gradient_writes.mark(reverse)
         gradient_writes.fill(reverse)
+    if any(write.kind == "atomic_add" for write in writes(reverse.effects) if write in gathered):
+        return _scheduled(site, name, replace(asked, rows=False), known)
     taped = forward_values.Tape(reverse, lambda buffer: forward_values.size(buffer, site)).run()
     plan = Scheduled(
         site,
@@ -593,6 +598,7 @@ def _scheduled(site: trace.Site, name: str, asked: Asked, known: list[LineReport
         saved=kept,
         offers=offers,
     )
+    plan.offers += tuning.one_warp(reverse, site)
     alone = not (plan.fused or plan.after or owner.spills.made or taped.buffers)
     if alone and asked.schedule != "atomic":
         plan.offers += _shares(reverse, site)

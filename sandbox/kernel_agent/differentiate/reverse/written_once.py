@@ -12,6 +12,7 @@ the forward has stored what the loop ends with, the loop is not walked again eit
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from ..ir.graph import Graph
 from ..ir.kinds import LANEWISE
@@ -107,6 +108,48 @@ def element(store: Store) -> str:
     return f"${store.base.attrs['elem']}:{store.base.attrs['name']}"
 
 
+@dataclass(frozen=True)
+class Lanes:
+    """Which lanes of a carry a step writes: the comparisons that hold in them, and in those of earlier steps;
+    the lanes lie along an axis."""
+
+    now: Node
+    written: Node
+    axis: int
+    rank: int
+
+    @staticmethod
+    def of(g: Graph, carry: Carry, region: Region) -> Lanes | None:
+        """None for a carry that is written in another way."""
+        now = _written_where(carry)
+        with g.at(region):
+            written = lanes_written(g, carry, region)
+        if now is None or written is None:
+            return None
+        rank = len(carry.phi.shape)
+        axis = lanes_along(written.args[0], range(rank))[1]
+        return None if axis < 0 else Lanes(now, written, axis, rank)
+
+    def sides(self, choice: Node) -> tuple[Node, Node] | None:
+        """What a `where` has in the lanes that the step writes, and in all others; None for other choices."""
+        if choice.op != "where" or choice.args[0] is not self.now or len(choice.shape) != self.rank:
+            return None
+        _, first, second = choice.args
+        return (first, second) if self.now.attrs["cmp"] == "==" else (second, first)
+
+    def before_along(self, cond: Node, shape: tuple) -> int | None:
+        """The axis of a block along which a condition leaves lanes of earlier steps alone."""
+        wanted, at = (beneath(arg, *_KEPT) for arg in self.written.args)
+        for node, axes in comparisons(cond, len(shape)):
+            for (lane, step), cmp in zip((node.args, node.args[::-1]), ("<>", "><"), strict=True):
+                same = {cmp[0]: "<", cmp[1]: ">"}.get(node.attrs["cmp"]) == self.written.attrs["cmp"]
+                if same and lane.shape and not step.shape and beneath(step, *_KEPT) is at:
+                    found, axis = lanes_along(lane, axes)
+                    if found is wanted:
+                        return axis
+        return None
+
+
 def use_ends(reverse: Reverse) -> None:
     """In loops that run backwards, take such carries as they are at the end wherever that is the same."""
     g = reverse.kernel.graph
@@ -114,24 +157,21 @@ def use_ends(reverse: Reverse) -> None:
     for loop, source in ((loop, loop.source) for loop in loops if loop.source is not None):
         stored = any(isinstance(e, Store) and e.region is source.region for e in source.effects)
         for k, carry in enumerate([] if stored else source.carries):
-            with g.at(source.region):
-                written = lanes_written(g, carry, source.region)
-            if written is not None and carry.phi.active:
-                _Ends(reverse, loop, source, k, written).run()
+            lanes = Lanes.of(g, carry, source.region)
+            if lanes is not None and carry.phi.active:
+                _Ends(reverse, loop, source, k, lanes).run()
 
 
 class _Ends:
     """One carry of one reverse loop."""
 
-    def __init__(self, reverse: Reverse, loop: For, source: For, k: int, written: Node) -> None:
-        self.reverse, self.loop, self.source, self.k = reverse, loop, source, k
+    def __init__(self, reverse: Reverse, loop: For, source: For, k: int, lanes: Lanes) -> None:
+        self.reverse, self.loop, self.source, self.k, self.lanes = reverse, loop, source, k, lanes
         self.g, carry = reverse.kernel.graph, source.carries[k]
-        now = _written_where(carry)
-        assert now is not None and carry.next is not None
-        self.phi, self.now, self.written = carry.phi, now, written
-        self.axis = _lane(written.args[0], range(len(carry.phi.shape)))[1]
         chosen = carry.next
-        sides = chosen.args[1:] if chosen.op == "where" and chosen.args[0] is now else ()
+        assert chosen is not None
+        self.phi, self.axis = carry.phi, lanes.axis
+        sides = lanes.sides(chosen) or ()
         self.new = {chosen, *(side for side in sides if side is not carry.phi)}  # what a step writes
         self.made: dict[tuple[Node, int, bool], Node] = {}
         self.rewriter = Rewriter(self.g, self._replaced)
@@ -144,7 +184,7 @@ class _Ends:
     def _effect(self, effect: object) -> object:
         effect = self.rewriter.effect(effect)
         if isinstance(effect, GradWrite) and effect.mask is not None:
-            axis, rank = self._before_along(effect.mask, effect.offset.shape), len(effect.offset.shape)
+            axis, rank = self.lanes.before_along(effect.mask, effect.offset.shape), len(effect.offset.shape)
             if axis is not None and len(effect.value.shape) == rank:
                 effect.value = self._narrowed(effect.value, axis, before=True)
         return effect
@@ -158,22 +198,19 @@ class _Ends:
 
     def _product(self, node: Node) -> Node | None:
         """What is zero but in lanes that the step writes, times what it writes there."""
-        for at in (0, 1):
-            if node.args[at].shape == node.shape and self._now_alone(node.args[at]) is not None:
-                args = [
-                    self.rewriter.node(node.args[at]),
-                    self._narrowed(node.args[1 - at], self.axis, False),
-                ]
+        for at, (one, other) in enumerate((node.args, node.args[::-1])):
+            if one.shape == other.shape == node.shape and self._now_alone(one) is not None:
+                args = [self.rewriter.node(one), self._narrowed(other, self.axis, before=False)]
                 return self._again(node, args[::-1] if at else args)
         return None
 
     def _choice(self, node: Node) -> Node | None:
         cond, *sides = node.args
         if (mine := self._now_alone(node)) is not None:
-            args = [self._narrowed(side, self.axis, False) if side is mine else side for side in sides]
+            args = [self._narrowed(side, self.axis, before=False) if side is mine else side for side in sides]
             return self._again(node, [cond, *args])
-        if (axis := self._before_along(cond, node.shape)) is not None:
-            first = self._narrowed(sides[0], axis, before=True) if _spans(sides[0], node, axis) else sides[0]
+        if (axis := self.lanes.before_along(cond, node.shape)) is not None:
+            first = self._narrowed(sides[0], axis, before=True) if spans(sides[0], node, axis) else sides[0]
             return self._again(node, [cond, *map(self.rewriter.node, (first, sides[1]))])
         return None
 
@@ -183,23 +220,8 @@ class _Ends:
 
     def _now_alone(self, node: Node) -> Node | None:
         """What a value has in the lanes that the step writes, if it is zero in all others."""
-        if node.op != "where" or node.args[0] is not self.now or len(node.shape) != len(self.phi.shape):
-            return None
-        _, *sides = node.args
-        mine, other = sides if self.now.attrs["cmp"] == "==" else sides[::-1]
+        mine, other = self.lanes.sides(node) or (node, node)
         return mine if is_zero(other) and mine.shape == node.shape else None
-
-    def _before_along(self, cond: Node, shape: tuple) -> int | None:
-        """The axis of a block along which a condition leaves lanes of earlier steps alone."""
-        wanted, at = (beneath(arg, *_KEPT) for arg in self.written.args)
-        for node, axes in comparisons(cond, len(shape)):
-            for (lane, step), cmp in zip((node.args, node.args[::-1]), ("<>", "><"), strict=True):
-                same = {cmp[0]: "<", cmp[1]: ">"}.get(node.attrs["cmp"]) == self.written.attrs["cmp"]
-                if same and lane.shape and not step.shape and beneath(step, *_KEPT) is at:
-                    found, axis = _lane(lane, axes)
-                    if found is wanted:
-                        return axis
-        return None
 
     def _narrowed(self, node: Node, axis: int, before: bool) -> Node:
         """A value of which nobody asks but in some lanes: in those of earlier steps, along an axis, or in
@@ -220,7 +242,7 @@ class _Ends:
         elif node.op not in LANEWISE or node.op == "expand":
             return self.rewriter.node(node)
         args = [
-            self._narrowed(a, axis, before) if _spans(a, node, axis) else self.rewriter.node(a)
+            self._narrowed(a, axis, before) if spans(a, node, axis) else self.rewriter.node(a)
             for a in node.args
         ]
         return self._again(node, args)
@@ -229,7 +251,7 @@ class _Ends:
 _KEPT = ("expand", "broadcast", "cast")
 
 
-def _lane(node: Node, axes: Sequence[int]) -> tuple[Node, int]:
+def lanes_along(node: Node, axes: Sequence[int]) -> tuple[Node, int]:
     """The lanes of one axis that a block is made of, and which axis of a block that is."""
     axes = tuple(axes)[-len(node.shape) :]
     while node.op in _KEPT:
@@ -239,7 +261,7 @@ def _lane(node: Node, axes: Sequence[int]) -> tuple[Node, int]:
     return node, axes[0] if len(axes) == 1 else -1
 
 
-def _spans(arg: Node, node: Node, axis: int) -> bool:
+def spans(arg: Node, node: Node, axis: int) -> bool:
     """Whether an argument has a lane for each that a value has along an axis of the argument."""
     if node.op == "reduce":
         return True

@@ -10,11 +10,13 @@ from typing import Any
 
 from ...forward import Forward
 from ...launches import jit_function
-from ..ir.nodes import nodes_in
+from ..ir.nodes import For, Node, nodes_in, walk
 from ..read.trace import Site
+from ..reverse.sweep import Reverse
 from . import own_blocks, own_lanes, own_tiles, row_tiles
 
 MOST = 8
+HELD = 2048  # elements that one warp holds in registers, 64 in each of its lanes
 LISTED = "_kernel_agent_listed"  # where an autotuner keeps its configurations while it is bound to one
 
 
@@ -42,6 +44,20 @@ def menu(fwd: Forward, sites: list[Site]) -> list[dict[str, Any]]:
         if config not in unique:
             unique.append(config)
     return unique[:MOST]
+
+
+def one_warp(reverse: Reverse, site: Site) -> list[dict[str, Any]]:
+    """A configuration for a small block that each step of a loop sums over: in one warp nobody waits for
+    others at a barrier, and programs are many."""
+    g = reverse.kernel.graph
+    loops = [e for e in walk(reverse.effects) if isinstance(e, For) and e.order == "reverse"]
+    carried = [c for loop in loops for c in loop.carries if len(c.phi.shape) == 2]
+    small = [c for c in carried if g.elements(c.phi.shape) <= HELD and any(map(_is_sum, nodes_in([c.next])))]
+    return [{"num_warps": 1}] if small and site.launch.num_warps > 2 else []
+
+
+def _is_sum(node: Node) -> bool:
+    return node.op == "reduce" and len(node.args[0].shape) == 2 and node.home.is_loop
 
 
 def offer(configs: list[dict[str, Any]], config: dict[str, Any]) -> None:
