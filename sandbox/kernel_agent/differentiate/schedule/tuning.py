@@ -10,9 +10,10 @@ from typing import Any
 
 from ...forward import Forward
 from ...launches import jit_function
-from ..ir.nodes import For, Node, nodes_in, walk
+from ..ir.nodes import For, nodes_in, walk
 from ..read.trace import Site
 from ..reverse.sweep import Reverse
+from ..reverse.written_once import Lanes
 from . import own_blocks, own_lanes, own_tiles, row_tiles
 
 MOST = 8
@@ -47,17 +48,16 @@ def menu(fwd: Forward, sites: list[Site]) -> list[dict[str, Any]]:
 
 
 def one_warp(reverse: Reverse, site: Site) -> list[dict[str, Any]]:
-    """A configuration for a small block that each step of a loop sums over: in one warp nobody waits for
-    others at a barrier, and programs are many."""
+    """A configuration for a small block of which each step of a loop sums the lanes and writes its own: in one
+    warp nobody waits for others at a barrier."""
     g = reverse.kernel.graph
     loops = [e for e in walk(reverse.effects) if isinstance(e, For) and e.order == "reverse"]
-    carried = [c for loop in loops for c in loop.carries if len(c.phi.shape) == 2]
-    small = [c for c in carried if g.elements(c.phi.shape) <= HELD and any(map(_is_sum, nodes_in([c.next])))]
+    carried = [(c, loop.source.region) for loop in loops if loop.source for c in loop.source.carries]
+    small = any(
+        len(c.phi.shape) == 2 and g.elements(c.phi.shape) <= HELD and Lanes.of(g, c, region)
+        for c, region in carried
+    )
     return [{"num_warps": 1}] if small and site.launch.num_warps > 2 else []
-
-
-def _is_sum(node: Node) -> bool:
-    return node.op == "reduce" and len(node.args[0].shape) == 2 and node.home.is_loop
 
 
 def offer(configs: list[dict[str, Any]], config: dict[str, Any]) -> None:
