@@ -103,6 +103,7 @@ class Asked:
     apart: bool = False  # kernels of the backward have tiles of their own each, where the launch has others
     outputs: bool = False  # read back what took a sum, where an output holds it
     saved: bool = False  # the forward saves numbers that took a sum, and what random numbers decide
+    walks: bool = False  # sums are in registers also where other gradients are added to at places of data
     rows: bool = True  # what steps add to rows of a gradient is a product behind their loop
 
 
@@ -195,7 +196,7 @@ def _attempt(
     stub = next(n for n in fwd.tree.body if isinstance(n, ast.FunctionDef) and n.name == fwd.stub_name)
     draft = Draft("", f"{fwd.stub_name}_autograd", schedule=schedule or "partials", longest=longest)
     draft.programs = int(config.get("programs", PROGRAMS))
-    kept = {name: bool(config.get(name)) for name in ("apart", "outputs", "saved")}
+    kept = {name: bool(config.get(name)) for name in ("apart", "outputs", "saved", "walks")}
     splits, shares = (int(config.get(name, 0)) for name in ("splits", "shares"))
     draft.asked = Asked(draft.schedule, splits, shares, **kept)
     if not sites:
@@ -576,7 +577,8 @@ def _scheduled(site: trace.Site, name: str, asked: Asked, known: list[LineReport
     gradient_writes.prove(reverse, axes, site.launch.grid)
     gradient_writes.mark(reverse)
     owner = Owner(reverse, axes, name, site.launch.grid, asked.splits > 0)
-    fused = partials.fuse(reverse, axes) if asked.schedule == "partials" else None
+    offers += [{"walks": 1}] * (asked.schedule == "partials" and partials.beside_data(reverse, axes))
+    fused = partials.fuse(reverse, axes, asked.walks) if asked.schedule == "partials" else None
     after: list = []
     if asked.schedule != "atomic" and not isinstance(fused, Partials):
         owner = _of_tiles(reverse, axes, name, site.launch.grid) or owner.run()
