@@ -1,4 +1,4 @@
-"""Sums in registers beside gradients at places that data says: offered, as what is loaded is then read once."""
+"""Sums in registers beside gradients at places that data says: offered, as all is then loaded once."""
 
 from __future__ import annotations
 

@@ -88,8 +88,8 @@ def _sums(reverse: Reverse, axes: list[int], data: bool) -> _Sums | Why:
 
 
 def fuse(reverse: Reverse, axes: list[int], data: bool = False) -> Partials | Why:
-    """Strip-mine the main kernel if all its atomic adds are sums over the same axes, with `data` all but those
-    to places that data says; else says why not."""
+    """Strip-mine the main kernel if all its atomic adds are sums over the same axes, with `data` all but
+    those to places that data says; else says why not."""
     sums = _sums(reverse, axes, data)
     if isinstance(sums, Why):
         return sums

@@ -6,8 +6,8 @@ forward has in variables where its kernel ends. The copy is the user's text with
 
 Where a program of the backward walks rows, a number that took a sum over a row (`dear`) is as dear: the
 sums of one row wait for each other, and the next row for them. So may be what random numbers decide: to draw
-one takes more time than to load a byte. And so is the number of the step that a loop chose, one for each lane,
-as in a max pooling. Of the first two also what a call gives that the copy can make once more, as
+one takes more time than to load a byte. And so is the number of the step that a loop chose, one for each
+lane, as in a max pooling. Of the first two also what a call gives that the copy can make once more, as
 `tl.sum(e, axis=0)` within a statement: there the compiler has it already.
 
 A copy with an autotuner chooses blocks of its own, and the backward has those of one configuration. So what

@@ -1,10 +1,10 @@
 """What each step of a loop adds to a row of a gradient is one product behind the loop.
 
-    for i in reversed(range(n)):                         for i in reversed(range(n)):
-        d_i = tl.sum(tl.where(j == i, d_x, 0), 0) / p        ...
-        atomic_add(d_l + i * n + j,                      atomic_add(d_l + j[:, None] * n + j[None, :],
-            -tl.sum(d_i[None, :] * x, 1), j < i)             -tl.dot(d_x, tl.trans(x)), j[None, :] < j[:, None])
-        d_x = tl.where(j == i, d_i, d_x - d_i * row)
+    for i in reversed(range(n)):                             for i in reversed(range(n)):
+        d_i = tl.sum(tl.where(j == i, d_x, 0), 0) / pivot        ...
+        d_row = -tl.sum(d_i[None, :] * x, 1)
+        atomic_add(d_l + i * n + j, d_row, j < i)            d_rows = -tl.dot(d_x, tl.trans(x))
+        d_x = tl.where(j == i, d_i, d_x - d_i * row)         store(d_l + j[:, None] * n + j, d_rows, ...)
 
 So go the adjoints of substitutions. It is done where a step leaves the vector in lanes of its own number, and
 later ones leave those alone: the row of a step is one of the block that the loop ends with. What a step adds

@@ -48,8 +48,8 @@ def menu(fwd: Forward, sites: list[Site]) -> list[dict[str, Any]]:
 
 
 def one_warp(reverse: Reverse, site: Site) -> list[dict[str, Any]]:
-    """A configuration for a small block of which each step of a loop sums the lanes and writes its own: in one
-    warp nobody waits for others at a barrier."""
+    """A configuration for a small block of which each step of a loop sums the lanes and writes its own: in
+    one warp nobody waits for others at a barrier."""
     g = reverse.kernel.graph
     loops = [e for e in walk(reverse.effects) if isinstance(e, For) and e.order == "reverse"]
     carried = [(c, loop.source.region) for loop in loops if loop.source for c in loop.source.carries]
