@@ -96,3 +96,71 @@ def test_lanes_that_may_be_written_otherwise__are_taped_and_right(changed, edit:
     result = draft(file, DIMS)
     assert result["report"]["tape_bytes"] > 0
     assert_right(file, result, OTHERS)
+
+
+DIVIDED = (WRITTEN, "tl.where(j[:, None] == i, (x - known[None, :]) / pivot, x)")
+PIVOT = ("        known =", "        pivot = tl.load(p_ptr + i).to(tl.float32)\n        known =")
+GIVEN = ("solve_kernel(l_ptr,", "solve_kernel(l_ptr, p_ptr,")
+PIVOTS = (
+    ("(0, 1))\ndef solve(l, b):", "(0, 1, 2))\ndef solve(l, b, p):"),
+    ("](l, b,", "](l, p, b,"),
+    (
+        'dims["R"], device=device, dtype=dtype)',
+        'dims["R"], device=device, dtype=dtype), 2 + torch.rand(n, device=device).to(dtype)',
+    ),
+)
+BACK = {
+    "a substitution": (),
+    "with a divisor": (DIVIDED, PIVOT, GIVEN, *PIVOTS),
+    "upwards": ((LOOP, "for i in range(n - 1, -1, -1):"), ("mask=j < i", "mask=(j > i) & (j < n)")),
+    "a row chosen by a comparison": (
+        ("row[:, None] * x", "tl.where(i > j[:, None], row[:, None] * x, 0.0)"),
+    ),
+}
+
+
+@pytest.mark.parametrize("edits", BACK.values(), ids=BACK)
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_what_a_loop_ends_with__is_read_back_and_no_step_computed_again(
+    changed, edits: tuple[tuple[str, str], ...], dtype: str
+) -> None:
+    file = changed(*edits)
+    result = draft(file, DIMS, dtype=dtype)
+    kernel = result["backward"].partition("\n\n\ndef ")[0]
+    assert kernel.count("\n    for ") == 1 and "\n        known =" not in kernel
+    assert "x_ptr" in kernel and "b_ptr +" not in kernel.replace("d_b_ptr +", "")
+    assert_right(file, result, OTHERS, 1e-5 if dtype == "float32" else 4e-3, dtype)
+
+
+AGAIN = {
+    "what begins with something in lanes left out": (
+        "mask=mask, other=0.0)\n    for",
+        "mask=mask, other=1.0)\n    for",
+    ),
+    "a loop that may go on beyond the rows": (LOOP, "for i in range(m):"),
+    "what is stored with something added": ("tl.store(x_ptr + offs, x,", "tl.store(x_ptr + offs, x + 1.0,"),
+    "what is stored in part": ("x, mask=mask)", "x, mask=mask & (j[:, None] > 0))"),
+}
+
+
+@pytest.mark.parametrize("edit", AGAIN.values(), ids=AGAIN)
+def test_what_is_not_stored_as_it_is__is_computed_again(changed, edit: tuple[str, str]) -> None:
+    more = (("x_ptr, n, R,", "x_ptr, n, m, R,"), ("x, n, R, BLOCK_N", "x, n, n, R, BLOCK_N"))
+    file = changed(edit, *more)
+    result = draft(file, DIMS)
+    assert result["backward"].partition("\n\n\ndef ")[0].count("\n    for ") == 2
+    assert_right(file, result, OTHERS)
+
+
+def test_lanes_that_no_mask_tells_apart__have_what_they_began_with(changed) -> None:
+    file = changed(("mask=j < i", "mask=j < n"), ("row[:, None] * x", "row[:, None] * tl.exp(-x * x)"))
+    result = draft(file, DIMS)
+    assert "tl.where(j[:, None] < i, x" in result["backward"]
+    assert_right(file, result, OTHERS)
+
+
+def test_what_a_step_divides_by__is_inverted_once_a_step(changed) -> None:
+    file = changed(DIVIDED, PIVOT, GIVEN, *PIVOTS)
+    loop = draft(file, DIMS)["backward"].partition("for back in")[2].partition("# write gradients")[0]
+    assert "inv_pivot = 1.0 / pivot" in loop and "d * inv_pivot" in loop
+    assert loop.count("tl.sum(d, axis=0) * inv_pivot") == 1 and "d / pivot" not in loop

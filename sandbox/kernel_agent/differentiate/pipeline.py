@@ -26,7 +26,7 @@ from .prove import overwrite
 from .read import parted, trace
 from .read.home import Home
 from .read.host_functions import HostFunctions, Method
-from .reverse import forward_values, running_maxima, wrapped_indices
+from .reverse import forward_values, running_maxima, wrapped_indices, written_once
 from .reverse.sweep import Reverse, writes
 from .schedule import (
     divisors,
@@ -45,6 +45,7 @@ from .schedule import (
     scattered,
     second_launch,
     shared_loops,
+    step_rows,
     swapped_lanes,
     tile_queues,
     tuning,
@@ -103,6 +104,8 @@ class Asked:
     outputs: bool = False  # read back what took a sum, where an output holds it
     saved: bool = False  # the forward saves numbers that took a sum, and what random numbers decide
     exact: bool = False  # nothing is read back that an output holds rounded
+    walks: bool = False  # sums are in registers also where other gradients are added to at places of data
+    rows: bool = True  # what steps add to rows of a gradient is a product behind their loop
 
 
 class ProgramsKept(Exception):
@@ -208,7 +211,7 @@ def _attempt(
     stub = next(n for n in fwd.tree.body if isinstance(n, ast.FunctionDef) and n.name == fwd.stub_name)
     draft = Draft("", f"{fwd.stub_name}_autograd", schedule=schedule or "partials", longest=longest)
     draft.programs = int(config.get("programs", PROGRAMS))
-    kept = {name: bool(config.get(name)) for name in ("apart", "outputs", "saved", "exact")}
+    kept = {name: bool(config.get(name)) for name in ("apart", "outputs", "saved", "exact", "walks")}
     splits, shares = (int(config.get(name, 0)) for name in ("splits", "shares"))
     draft.asked = Asked(draft.schedule, splits, shares, **kept)
     if not sites:
@@ -574,6 +577,7 @@ def _scheduled(site: trace.Site, name: str, asked: Asked, known: list[LineReport
     reverse = Reverse(site.kernel, set(), exact=asked.exact)
     reverse.report = report
     reverse.run()
+    written_once.use_ends(reverse)
     swapped_lanes.run(reverse)
     gradient_writes.merge(reverse)
     wrapped_indices.unwrap(reverse)
@@ -584,6 +588,7 @@ def _scheduled(site: trace.Site, name: str, asked: Asked, known: list[LineReport
         offers.append({"saved": 1})
     kept = saved.use(reverse, site, asked.saved)
     divisors.invert(reverse)
+    gathered = step_rows.gather(reverse) if asked.rows and asked.schedule != "atomic" else []
     totals.atomics = len(writes(reverse.effects))
     if asked.schedule != "atomic":
         folded.run(reverse)
@@ -591,7 +596,8 @@ def _scheduled(site: trace.Site, name: str, asked: Asked, known: list[LineReport
     gradient_writes.prove(reverse, axes, site.launch.grid)
     gradient_writes.mark(reverse)
     owner = Owner(reverse, axes, name, site.launch.grid, asked.splits > 0)
-    fused = partials.fuse(reverse, axes) if asked.schedule == "partials" else None
+    offers += [{"walks": 1}] * (asked.schedule == "partials" and partials.beside_data(reverse, axes))
+    fused = partials.fuse(reverse, axes, asked.walks) if asked.schedule == "partials" else None
     after: list = []
     if asked.schedule != "atomic" and not isinstance(fused, Partials):
         owner = _of_tiles(reverse, axes, name, site.launch.grid) or owner.run()
@@ -599,6 +605,8 @@ def _scheduled(site: trace.Site, name: str, asked: Asked, known: list[LineReport
         own_adds.run(reverse, axes, site.launch.grid)
         gradient_writes.mark(reverse)
         gradient_writes.fill(reverse)
+    if any(write.kind == "atomic_add" for write in writes(reverse.effects) if write in gathered):
+        return _scheduled(site, name, replace(asked, rows=False), known)
     taped = forward_values.Tape(reverse, lambda buffer: forward_values.size(buffer, site)).run()
     plan = Scheduled(
         site,
@@ -611,6 +619,7 @@ def _scheduled(site: trace.Site, name: str, asked: Asked, known: list[LineReport
         saved=kept,
         offers=offers,
     )
+    plan.offers += tuning.one_warp(reverse, site)
     alone = not (plan.fused or plan.after or owner.spills.made or taped.buffers)
     if alone and asked.schedule != "atomic":
         plan.offers += _shares(reverse, site)

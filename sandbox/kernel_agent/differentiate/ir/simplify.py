@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .folding import FOLD, fold
-from .nodes import Node
+from .nodes import Node, beneath
 
 if TYPE_CHECKING:
     from .graph import Graph
@@ -60,7 +60,18 @@ def _add(g: Graph, args: tuple, attrs: dict, dtype: str, shape: tuple) -> Node |
             return g.make("sub", (one, other.args[0]), {}, dtype, shape)
         if other.op == "sub" and other.args[1] is one and not any(n.is_float for n in (one, other)):
             return _as(g, other.args[0], dtype, shape)
+        if other.op == "mod" and (whole := _digits_of(one)) == other.args:
+            return _as(g, g.cast(whole[0], dtype), dtype, shape)
     return _over_one_divisor(g, "add", a, b, dtype, shape)
+
+
+def _digits_of(node: Node) -> tuple[Node, ...]:
+    """(n, d) of n // d * d."""
+    for quotient, divisor in (node.args, node.args[::-1]) if node.op == "mul" else ():
+        inner = beneath(quotient, "cast")
+        if inner.op == "floordiv" and inner.args[1] is divisor and not quotient.is_float:
+            return inner.args
+    return ()
 
 
 def _over_one_divisor(g: Graph, op: str, a: Node, b: Node, dtype: str, shape: tuple) -> Node | None:

@@ -218,7 +218,8 @@ def layouts_of(
     not overlap among themselves, and it must not overlap the others. None where more than one extent is
     unknown.
     """
-    limits = Limits(bounds_of(affine, mask, rank), floors_of(affine, mask, rank))
+    above = _below_steps(affine, mask, rank) | bounds_of(affine, mask, rank)
+    limits = Limits(above, floors_of(affine, mask, rank))
     apart, layouts = list(groups), []
     joined: Layout = []
     for signature, bound in limits.above.items():
@@ -369,6 +370,22 @@ def bounds_of(affine: Affine, mask: Node | None, rank: int) -> dict[frozenset, N
             terms = [monomial_node(affine, g, (-factor, ids)) for ids, factor in rest.items()]
             if signature is not None and terms:
                 found[signature] = functools.reduce(g.add, terms)
+    return found
+
+
+def _below_steps(affine: Affine, mask: Node | None, rank: int) -> dict[frozenset, Node]:
+    """Indices that a mask keeps below the number of a loop's step, and so below the loop's end."""
+    found: dict[frozenset, Node] = {}
+    for node, axes in comparisons(mask, rank):
+        index, number = node.args if node.attrs["cmp"] == "<" else node.args[::-1]
+        step = beneath(number, "cast")
+        if node.attrs["cmp"] not in ("<", ">") or step.op != "iv" or step.home.bounds is None:
+            continue
+        _, end, stride = step.home.bounds
+        signature, rest = _index(affine, index, axes)
+        upwards = stride.op == "const" and stride.value > 0 and affine.uniform(end)
+        if signature is not None and upwards and not any(rest.values()):
+            found[signature] = end
     return found
 
 

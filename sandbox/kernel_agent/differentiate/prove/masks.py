@@ -38,16 +38,21 @@ def comparisons(mask: Node | None, rank: int) -> Iterator[tuple[Node, tuple[int,
     return (found for found in reversed(conjuncts(mask, rank)) if found[0].op == "compare")
 
 
+def without_expansions(node: Node, axes: tuple[int, ...]) -> tuple[Node, tuple[int, ...]]:
+    """What was expanded, and which axes of a block its own are."""
+    while node.op == "expand":
+        at = node.attrs["axis"]
+        axes, node = (*axes[:at], *axes[at + 1 :]), node.args[0]
+    return node, axes
+
+
 def upper_bounds(mask: Node, rank: int) -> frozenset[Bound]:
     """The conditions `index < bound` among them, each along one axis."""
     found: set[Bound] = set()
     for node, axes in comparisons(mask, rank):
         if node.attrs["cmp"] != "<" or node.args[1].shape:
             continue
-        core = node.args[0]
-        while core.op == "expand":
-            at = core.attrs["axis"]
-            axes, core = (*axes[:at], *axes[at + 1 :]), core.args[0]
+        core, axes = without_expansions(node.args[0], axes)
         if len(core.shape) == 1:
             found.add((core, node.args[1], axes[-1]))
     return frozenset(found)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from ..ir.kinds import LANEWISE, STRETCHING
-from ..ir.nodes import Carry, For, Node, Store, nodes_in, reachable, sides, walk
+from ..ir.nodes import Carry, For, Node, Store, beneath, nodes_in, reachable, sides, walk
 from ..ir.simplify import is_minus_inf, is_zero
 from ..ir.values import signature
-from .masks import Bound, conjuncts, upper_bounds
+from .masks import Bound, comparisons, conjuncts, upper_bounds, without_expansions
 
 
 def left_out(carry: Carry, store: Store) -> bool:
@@ -103,9 +103,10 @@ def beyond(node: Node, bound: Bound, known: Node | None) -> bool:
         return _bounds(node.args[2], bound, len(node.shape)) and is_zero(node.args[3])
     if node.op == "where":
         cond, one, other = node.args
-        if len(one.shape) != len(node.shape) or len(other.shape) != len(node.shape):
+        if any(len(side.shape) != len(node.shape) and not is_zero(side) for side in (one, other)):
             return False
-        inside = _bounds(cond, bound, len(node.shape)) or beyond(one, bound, known)
+        never = _bounds(cond, bound, len(node.shape)) or _within(cond, bound, len(node.shape))
+        inside = never or beyond(one, bound, known)
         return inside and beyond(other, bound, known)
     if node.op in ("cast", "neg"):
         return beyond(node.args[0], bound, known)
@@ -116,6 +117,8 @@ def beyond(node: Node, bound: Bound, known: Node | None) -> bool:
     if node.op == "expand":
         at = node.attrs["axis"]
         return at != axis and beyond(node.args[0], (index, limit, axis - (at < axis)), known)
+    if node.op == "reduce" and node.attrs["fn"] == "sum":
+        return beyond(node.args[0], (index, limit, axis + (node.attrs["axis"] <= axis)), known)
     if node.op == "dot":
         a, b, *rest = node.args
         side = (a, b)[axis] if len(node.shape) == 2 else None
@@ -124,6 +127,33 @@ def beyond(node: Node, bound: Bound, known: Node | None) -> bool:
         whole = [len(arg.shape) == len(node.shape) and beyond(arg, bound, known) for arg in node.args]
         return any(whole) if node.op == "mul" else whole[0] if node.op == "div" else all(whole)
     return False
+
+
+def _within(cond: Node, bound: Bound, rank: int) -> bool:
+    """Whether a condition holds only where an index is that of a step, which is below the bound."""
+    _, limit, axis = bound
+    for node, axes in comparisons(cond, rank):
+        for lane, step in (node.args, node.args[::-1]):
+            core, left = without_expansions(lane, axes)
+            alike = len(left) == 1 and left[0] == axis and _made((core, limit, axis)) == _made(bound)
+            if node.attrs["cmp"] == "==" and alike and _step_below(beneath(step, "cast"), limit):
+                return True
+    return False
+
+
+def _step_below(step: Node, limit: Node) -> bool:
+    """Whether the number of a step, counted up or down, is below a limit in every step."""
+    last, number = step.args if step.op == "sub" else (None, step)
+    if number.op != "iv" or number.home.bounds is None:
+        return False
+    first, end, stride = number.home.bounds
+    if first.op != "const" or stride.op != "const" or first.value < 0 or stride.value < 0:
+        return False
+    if last is None:
+        return end is limit
+    return (
+        last.op == "sub" and last.args[0] is limit and last.args[1].op == "const" and last.args[1].value > 0
+    )
 
 
 def _lowest(node: Node, bound: Bound) -> bool:

@@ -10,4 +10,5 @@ values come from.
     wrapped_indices  indices that wrap around are written unwrapped
     forward_values   values of the forward in reverse loops: loaded, computed again, or taped
     checkpoints      a tape in the memory of two short ones
+    written_once     carries of which each step writes lanes of its own: what they end with will do
 """

@@ -21,7 +21,6 @@ from ..ir.folding import fold
 from ..ir.graph import Graph
 from ..ir.kinds import MIXING
 from ..ir.nodes import (
-    HALF,
     Carry,
     For,
     Node,
@@ -38,11 +37,12 @@ from ..ir.nodes import (
 )
 from ..ir.refusal import Refusal
 from ..ir.rewriter import Rewriter
-from ..ir.values import Kernel, loop_out, takes_loop
+from ..ir.values import takes_loop
 from ..prove import zeros
 from ..prove.affine import upper
 from . import checkpoints
 from .sweep import Reverse
+from .written_once import element, ended, kept_whole, lanes_written, rounds
 
 BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2, "int16": 2}
 
@@ -73,7 +73,7 @@ def use_stored(reverse: Reverse, summed: bool = False) -> None:
         if store.mask is not None:  # no derivative of a root, a quotient or a logarithm is infinite at 1
             args += [store.mask, g.number(1 if takes_loop(value) else 0)]
         g.here, g.reverse, g.line = store.region, False, store.line
-        raw = g.make("load", args, {"other": store.mask is not None}, _element(store), value.shape)
+        raw = g.make("load", args, {"other": store.mask is not None}, element(store), value.shape)
         loads[value] = g.cast(raw, value.dtype)
         loads[value].hint = value.hint
         g.reverse, g.here = True, g.top
@@ -94,7 +94,7 @@ def use_stored(reverse: Reverse, summed: bool = False) -> None:
     for value, load in loads.items():
         if value in before:
             base = beneath(load, "cast").args[0]
-            reverse.rounded |= _rounds(base, value)
+            reverse.rounded |= rounds(base, value)
             reason = f"read back from `{base.attrs['name']}` instead of recomputed"
             reverse.say(value.line, "stored", "one store", reason)
 
@@ -111,9 +111,9 @@ def _stored(reverse: Reverse, summed: bool) -> Iterator[tuple[Node, Store]]:
     uses = Counter(n for item in reachable(kernel.effects) for n in operands(item) if isinstance(n, Node))
     for store in [e for e in walk(kernel.effects) if isinstance(e, Store)]:
         value = beneath(store.value, "cast")
-        if not _readable(kernel, store) or store.base.op != "param" or not value.is_float:
+        if not kept_whole(kernel, store) or store.base.op != "param" or not value.is_float:
             continue
-        if reverse.exact and _rounds(store.base, value):
+        if reverse.exact and rounds(store.base, value):
             continue
         if not takes_loop(value) and not (summed and _is_summed(value, store)):
             continue
@@ -137,21 +137,6 @@ def _used_elsewhere(value: Node, uses: Counter[Node]) -> bool:
     return uses[value] > 1
 
 
-def _readable(kernel: Kernel, store: Store) -> bool:
-    """Whether a buffer holds what this statement stores after the launch: it is the only one."""
-    others = [e for e in walk(kernel.effects) if isinstance(e, Store) and e.base is store.base]
-    return len(others) == 1 and store.kind == "store" and store.base.attrs["name"] not in kernel.inplace
-
-
-def _rounds(base: Node, value: Node) -> bool:
-    """Whether a tensor has fewer bits of a value than were computed."""
-    return real(base.attrs["elem"]) in HALF and real(value.dtype) not in HALF
-
-
-def _element(store: Store) -> str:
-    return f"${store.base.attrs['elem']}:{store.base.attrs['name']}"
-
-
 def _mixes_lanes(value: Node) -> bool:
     """Whether lanes meet in a value, so that one that a mask leaves out may reach another."""
     return any(n.op in MIXING and n.is_float for n in nodes_in([value]))
@@ -172,55 +157,6 @@ def trip_count(g: Graph, loop: For) -> Node | None:
     count = g.make("cdiv", (g.sub(hi, lo), step))
     known = upper(g, count)
     return counts.longest(g, count) if known is None else known
-
-
-def lanes_written(g: Graph, carry: Carry, region: Region) -> Node | None:
-    """Of `where(lanes == step, value, carry)` in a loop that counts by one, or of a carry to which something
-    is added in such lanes alone: the lanes that the steps before have written."""
-    bounds, cond = region.bounds, _written_where(carry)
-    if cond is None or bounds is None or bounds[2].op != "const" or bounds[2].value not in (1, -1):
-        return None
-    for lane, at in (cond.args, cond.args[::-1]):
-        places = beneath(lane, "expand", "broadcast", "cast")
-        alone = places.op == "arange" and places.args[0].op == "const" and places.args[0].value == 0
-        way = _direction(at, region)
-        if alone and way:
-            return g.compare("<" if way == bounds[2].value else ">", lane, at)
-    return None
-
-
-def _direction(node: Node, region: Region) -> int:
-    """1 for the number of a step plus what stays, -1 for what stays less that number, 0 for all else."""
-    node = beneath(node, "expand", "broadcast", "cast")
-    if node is region.iv:
-        return 1
-    if node.op not in ("add", "sub"):
-        return 0
-    one, other = (_direction(arg, region) for arg in node.args)
-    stays = [not arg.home.inside(region) for arg in node.args]
-    if one and stays[1]:
-        return one
-    return (other if node.op == "add" else -other) if stays[0] else 0
-
-
-def _written_where(carry: Carry) -> Node | None:
-    """The comparison for equality without which a step leaves a carry as it is."""
-    chosen, phi = carry.next, carry.phi
-    if chosen is None:
-        return None
-    kept = phi  # what lanes have that a step leaves alone
-    if chosen.op in ("add", "sub") and phi in chosen.args[: 1 if chosen.op == "sub" else 2]:
-        (chosen,) = [arg for arg in chosen.args if arg is not phi] or [chosen]
-        kept = chosen.args[-1] if chosen.op == "where" else phi
-        zero = beneath(kept, "full", "broadcast", "cast")
-        if zero.op != "const" or zero.value != 0:
-            return None
-    if chosen.op != "where":
-        return None
-    cond, new, old = chosen.args
-    if cond.op != "compare" or {"==": old, "!=": new}.get(cond.attrs["cmp"]) is not kept:
-        return None
-    return cond
 
 
 class Tape:
@@ -355,7 +291,7 @@ class Tape:
             written = lanes_written(g, carry, region)
             if written is None:
                 return None
-            read = g.where(written, loop_out(g, source, k), carry.init)
+            read = g.where(written, ended(self.reverse, source, k), carry.init)
         read.hint = f"{carry.phi.hint}_before"
         reason = f"`{carry.phi.hint}`: a step writes the lanes of its number alone: no tape"
         self.reverse.say(source.line, "stored", "one store", reason)
@@ -369,13 +305,13 @@ class Tape:
             if not isinstance(store, Store) or store.region is not region:
                 continue
             value = beneath(store.value, "cast")
-            if store.base.op == "entry" or self.reverse.exact and _rounds(store.base, value):
+            if store.base.op == "entry" or self.reverse.exact and rounds(store.base, value):
                 continue
-            if value is carry.phi and _readable(self.reverse.kernel, store) and zeros.left_out(carry, store):
+            if value is carry.phi and kept_whole(self.reverse.kernel, store) and zeros.left_out(carry, store):
                 return self._before(source, k, store)
             if value is not carry.next:
                 continue
-            if not _readable(self.reverse.kernel, store):
+            if not kept_whole(self.reverse.kernel, store):
                 continue
             if (
                 _mixes_lanes(value)
@@ -390,7 +326,7 @@ class Tape:
             mask = later if store.mask is None else g.both(before.node(store.mask), later)
             offset = before.node(store.offset)
             args = (store.base, offset, mask, g.number(0))
-            raw = g.make("load", args, {"other": True}, _element(store), offset.shape)
+            raw = g.make("load", args, {"other": True}, element(store), offset.shape)
             # Lanes that were not stored go on from where they began: the step has a derivative there.
             known = later if mask.shape and mask.shape != carry.phi.shape else mask
             read = g.where(known, g.cast(raw, carry.phi.dtype), carry.init)
@@ -399,7 +335,7 @@ class Tape:
             name = store.base.attrs["name"]
             reason = f"`{carry.phi.hint}` is read back from `{name}`, where the step before stored it"
             self.reverse.say(source.line, "stored", "one store", reason)
-            self.reverse.rounded |= _rounds(store.base, value)
+            self.reverse.rounded |= rounds(store.base, value)
             return read
         return None
 
@@ -410,9 +346,9 @@ class Tape:
         g.here = source.region
         args = [store.base, store.offset, *([store.mask, g.number(0)] if store.mask is not None else [])]
         attrs = {"other": store.mask is not None}
-        read = g.cast(g.make("load", args, attrs, _element(store), store.offset.shape), carry.phi.dtype)
+        read = g.cast(g.make("load", args, attrs, element(store), store.offset.shape), carry.phi.dtype)
         read.hint = carry.phi.hint
-        self.reverse.rounded |= _rounds(store.base, carry.phi)
+        self.reverse.rounded |= rounds(store.base, carry.phi)
         g.here = g.top
         reason = (
             f"`{carry.phi.hint}` is read back from `{store.base.attrs['name']}`, where each step stored it"

@@ -12,8 +12,10 @@ is left.
     programs         the programs of the forward as variables of such a kernel
     tile_queues      tiles that programs walk in turn, as tiles that anyone may own
     windows          scattered windows are gathered instead
+    tap_steps        with a stride, the taps that reach an element alone
     reindex          values at other positions than their lanes stand at
     kept_values      values that took a loop are stored by the main kernel
+    step_rows        what steps of a loop add to rows of a gradient is a product behind it
     row_factors      what products of blocks are multiplied with, row by row, behind them
     shared_loops     programs that would be few share a loop out
     second_launch    what is added to a gradient that is stored

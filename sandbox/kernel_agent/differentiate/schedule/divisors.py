@@ -7,13 +7,17 @@ made of: a comparison or a rounding of one has to see what the forward saw. A pr
 takes it whole:
 
     y = e / total; d = (...) / total * e               y = e * inv_total; d = (...) * y
+
+Loops that carry adjoints from step to step, as those that run backwards, are done one by one, each in its
+place: a number of a step is inverted in that step.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 
-from ..ir.nodes import Node, nodes_in, operands, reachable
+from ..ir.graph import Graph
+from ..ir.nodes import For, Node, nodes_in, operands, reachable, walk
 from ..ir.rewriter import Rewriter
 from ..reverse.sweep import Reverse
 
@@ -23,7 +27,7 @@ def invert(reverse: Reverse) -> None:
     g = reverse.kernel.graph
     made: dict[Node, Node] = {}
     factors, uses = _factors(reverse)
-    quotients = {node.args: node for node in factors if _divides(node)}
+    quotients = {node.args: node for node in factors if _divides(node) and not _carried(node.args[0])}
 
     def product(node: Node) -> Node | None:
         if node not in made:
@@ -35,23 +39,17 @@ def invert(reverse: Reverse) -> None:
         return made[node]
 
     def _inverted(node: Node) -> Node | None:
-        if not (node.upstream or node in factors) or not _divides(node):
+        if not (node.upstream or node in factors) or not _divides(node) or _carried(node.args[0]):
             return None
-        over, divisor = rewriter.node(node.args[0]), node.args[1]
-        g.reverse, g.line = node.reverse, node.line
-        with g.at(divisor.home):
-            inverse = g.div(g.number(1), divisor)
-        if divisor.hint and inverse.hint is None:
-            inverse.hint = f"inv_{divisor.hint}"
-        with g.at(node.home):
-            return g.mul(over, inverse)
+        return _by_inverse(g, node, rewriter.node(node.args[0]))
 
     def _whole(node: Node) -> Node | None:
         for gradient, other in (node.args, node.args[::-1]):
             if not (gradient.op == "div" and gradient.upstream and uses[gradient] == 1):
                 continue
             quotient = quotients.get((other, gradient.args[1]))
-            if quotient is not None and gradient.shape == quotient.shape and _divides(gradient):
+            whole = quotient is not None and _divides(gradient) and not _carried(gradient.args[0])
+            if whole and quotient is not None and gradient.shape == quotient.shape:
                 parts = rewriter.node(gradient.args[0]), rewriter.node(quotient)
                 g.reverse, g.line = True, node.line
                 with g.at(node.home):
@@ -60,6 +58,37 @@ def invert(reverse: Reverse) -> None:
 
     rewriter = Rewriter(g, product)
     reverse.effects = rewriter.effects(reverse.effects)
+    for loop in [e for e in walk(reverse.effects) if isinstance(e, For) and e.order == "reverse"]:
+        _in_steps(g, loop)
+
+
+def _in_steps(g: Graph, loop: For) -> None:
+    """The same for the gradients of a loop's own steps."""
+
+    def inverted(node: Node) -> Node | None:
+        around = next((region for region in node.home.chain() if region.is_loop), None)
+        if around is not loop.region or not (node.upstream and _divides(node)):
+            return None
+        return _by_inverse(g, node, rewriter.node(node.args[0]))
+
+    rewriter = Rewriter(g, inverted)
+    loop.effects = rewriter.effects(loop.effects)
+    for carry in loop.carries:
+        carry.next = None if carry.next is None else rewriter.node(carry.next)
+
+
+def _by_inverse(g: Graph, node: Node, over: Node) -> Node:
+    """A quotient as a product."""
+    divisor = node.args[1]
+    g.reverse, g.line = node.reverse, node.line
+    with g.at(divisor.home):
+        inverse = g.div(g.number(1), divisor)
+    if divisor.hint and inverse.hint is None:
+        inverse.hint = f"inv_{divisor.hint}"
+    with g.at(node.home):
+        new = g.mul(over, inverse)
+    new.upstream, new.hint = node.upstream, node.hint
+    return new
 
 
 def _divides(node: Node) -> bool:
@@ -68,7 +97,7 @@ def _divides(node: Node) -> bool:
         return False
     over, divisor = node.args
     given = divisor.op in ("param", "const", "constexpr") or divisor.dtype != over.dtype
-    return not (divisor.shape or given or over.shape != node.shape or _carried(over))
+    return not (divisor.shape or given or over.shape != node.shape)
 
 
 def _carried(node: Node) -> bool:

@@ -17,6 +17,8 @@ from ..ir.values import is_static, takes_loop
 from ..reverse.sweep import Reverse, writes
 from .programs import Programs
 
+ROWS = "rows"  # marks what is kept in place of a product of it
+
 
 @dataclass
 class Spill:
@@ -206,6 +208,8 @@ def thinner(node: Node) -> bool:
         return True
     if node.op in ("where", "neg"):
         return all(thinner(arg) for arg in node.args if takes_loop(arg))
+    if node.op == "dot":  # of rows that a loop ended with: they are fewer than what they make
+        return all(arg.attrs.get(ROWS) for arg in node.args if takes_loop(arg))
     if node.op not in ("add", "sub", "mul", "div"):
         return False
     return all(

@@ -251,6 +251,7 @@ class Owner:
         covers = None
         if not found.asked and not any(r.cond is not None for r in regions):
             covers = reached(affine, self.g, groups, tile, mask)
+            covers = turned.covers if covers is None and turned is not None else covers
         part = Part(write, tuple(regions), own, steps, reduced, layouts, covers, tuple(virtual), turned)
         part.asked = found.asked
         return part

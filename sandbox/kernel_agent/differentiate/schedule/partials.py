@@ -4,7 +4,8 @@ The forward's programs along the axes that the address of such a gradient does n
 iterations of one loop (strip-mining): P programs share them, keep the sums in registers, store a private row
 each, and a second kernel adds the P rows. All of the backward happens in that loop, so that every input is
 read once. Where the sums are over different axes, the loop walks those that all have in common: of a sum over
-more of them, the programs along the others have private rows too.
+more of them, the programs along the others have private rows too. Offered is the same beside gradients that
+programs add to at places that data says, as at those of an embedding: they still do, in that loop.
 """
 
 from __future__ import annotations
@@ -43,27 +44,56 @@ class Partials:
     note: str
 
 
-def fuse(reverse: Reverse, axes: list[int]) -> Partials | Why:
-    """Strip-mine the main kernel if all its atomic adds are sums over the same axes; else says why not."""
+@dataclass
+class _Sums:
+    """The writes that are summed, the program axes that each address lacks, and those that all lack."""
+
+    writes: list[GradWrite]
+    missing: dict[str, list[int]]
+    common: list[int]
+
+
+def beside_data(reverse: Reverse, axes: list[int]) -> bool:
+    """Whether some gradients could be summed so while others, at places that data says, are added to."""
+    return isinstance(_sums(reverse, axes, False), Why) and isinstance(_sums(reverse, axes, True), _Sums)
+
+
+def _sums(reverse: Reverse, axes: list[int], data: bool) -> _Sums | Why:
+    """What may be summed; `data`: what is written at places that data says stays as it is."""
     added = [w for w in writes(reverse.effects) if w.kind == "atomic_add"]
     if not added:
         return Why("asked", "nothing is added to by several programs")
     if reverse.kernel.inplace or any(_backwards(e) for e in walk(reverse.effects)):
         return Why("reverse", "the kernel overwrites its input, or walks a loop backwards")
     missing: dict[str, list[int]] = {}
+    left: set[Node] = set()
     for write in added:
         summed = _summed(reverse, write, axes)
-        if isinstance(summed, Why):
+        if isinstance(summed, Why) and summed.kind == "data" and data:
+            left.add(write.base)
+        elif isinstance(summed, Why):
             return summed
-        if missing.setdefault(write.base.attrs["name"], summed) != summed:
+        elif missing.setdefault(write.base.attrs["name"], summed) != summed:
             return Why("shared", "the writes of one gradient are sums over different axes")
+    added = [write for write in added if write.base not in left]
     if any(_branches(write) for write in added) and _undefined(reverse.effects):
         return Why("inner", "what only one branch defines cannot leave the walk")
-    stripped = [axis for axis in axes if all(axis in found for found in missing.values())]
-    if not stripped:
+    missing = {write.base.attrs["name"]: missing[write.base.attrs["name"]] for write in added}
+    common = [axis for axis in axes if missing and all(axis in found for found in missing.values())]
+    if not common:
         return Why("shared", "its gradients are sums over different axes")
     if not all(_meets_none(w, added) for w in added):
         return Why("several", "several places write one gradient")
+    return _Sums(added, missing, common)
+
+
+def fuse(reverse: Reverse, axes: list[int], data: bool = False) -> Partials | Why:
+    """Strip-mine the main kernel if all its atomic adds are sums over the same axes, with `data` all but
+    those to places that data says; else says why not."""
+    sums = _sums(reverse, axes, data)
+    if isinstance(sums, Why):
+        return sums
+    added, missing, stripped = sums.writes, sums.missing, sums.common
     g = reverse.kernel.graph
     if sum(g.elements(_held(write).shape) for write in added) > REGISTERS:
         return Why("shared", "the sums do not fit into registers")

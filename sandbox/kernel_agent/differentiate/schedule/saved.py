@@ -6,7 +6,8 @@ forward has in variables where its kernel ends. The copy is the user's text with
 
 Where a program of the backward walks rows, a number that took a sum over a row (`dear`) is as dear: the
 sums of one row wait for each other, and the next row for them. So may be what random numbers decide: to draw
-one takes more time than to load a byte. Of these also what a call gives that the copy can make once more, as
+one takes more time than to load a byte. And so is the number of the step that a loop chose, one for each
+lane, as in a max pooling. Of the first two also what a call gives that the copy can make once more, as
 `tl.sum(e, axis=0)` within a statement: there the compiler has it already.
 
 A copy with an autotuner chooses blocks of its own, and the backward has those of one configuration. So what
@@ -56,8 +57,9 @@ class Copied:
 
 def offers(reverse: Reverse, site: Site) -> bool:
     """Whether a copy of the forward could save what is dear, beside what took a loop."""
-    copied = copies(site)
-    return copied is not None and any(not takes_loop(node) for node in _cut(reverse, site, copied, True))
+    copied, won = copies(site), _won(reverse)
+    found = {} if copied is None else _cut(reverse, site, copied, True)
+    return any(not takes_loop(node) or node in won for node in found)
 
 
 def use(reverse: Reverse, site: Site, dear: bool = False) -> list[Saved]:
@@ -170,6 +172,7 @@ def _cut(reverse: Reverse, site: Site, copied: Copied, dear: bool) -> dict[Node,
         for name in assigned_names([statement])
     }
     rank = max((len(n.shape) for n in nodes_in(kernel.effects) if n.op == "load"), default=0)
+    won = _won(reverse) if dear else set()
     named = {
         node: text
         for node, text in kernel.calls.items()
@@ -178,7 +181,7 @@ def _cut(reverse: Reverse, site: Site, copied: Copied, dear: bool) -> dict[Node,
     named |= {
         node: name
         for name, node in kernel.variables.items()
-        if name in certain and _may_be_saved(node, dear, rank)
+        if name in certain and (_may_be_saved(node, dear, rank) or (node in won and _is_plain(node)))
     }
     named |= {new: named[old] for new, old in kernel.equal.items() if old in named}
     if isinstance(site.blocks, Grid):
@@ -218,6 +221,20 @@ def _inverted(node: Node) -> Node | None:
     return node.args[1] if node.op == "div" and is_number(node.args[0], 1) and not node.shape else None
 
 
+def _won(reverse: Reverse) -> set[Node]:
+    """The numbers of steps that loops chose."""
+    return {won.last for won in reverse.won.values() if won.last.dtype == "int32"}
+
+
+def _is_plain(node: Node) -> bool:
+    """Whether a value is a block of one axis at most, of each program, in no loop."""
+    return (
+        not any(region.is_loop for region in node.home.chain())
+        and len(node.shape) <= 1
+        and all(dim.op in ("const", "constexpr") for dim in node.shape)
+    )
+
+
 def _may_be_saved(node: Node, dear: bool, rank: int) -> bool:
     """Whether a value is few numbers that were dear, and what a store of Triton can keep; `rank`: of the
     blocks that the kernel loads."""
@@ -225,10 +242,8 @@ def _may_be_saved(node: Node, dear: bool, rank: int) -> bool:
     drawn = dear and _is_random(node)
     return (
         node.dtype in ("float32", "float64", *["int1"] * drawn)
-        and not any(region.is_loop for region in node.home.chain())
-        and len(node.shape) <= 1
+        and _is_plain(node)
         and len(node.shape) < max(rank, 1) + drawn
-        and all(dim.op in ("const", "constexpr") for dim in node.shape)
         and (summed or drawn or takes_loop(node))
         and not any(n.op == "load" and n.attrs.get("upstream") for n in nodes_in([node]))
     )

@@ -10,11 +10,14 @@ from typing import Any
 
 from ...forward import Forward
 from ...launches import jit_function
-from ..ir.nodes import nodes_in
+from ..ir.nodes import For, nodes_in, walk
 from ..read.trace import Site
+from ..reverse.sweep import Reverse
+from ..reverse.written_once import Lanes
 from . import own_blocks, own_lanes, own_tiles, row_tiles
 
 MOST = 8
+HELD = 2048  # elements that one warp holds in registers, 64 in each of its lanes
 LISTED = "_kernel_agent_listed"  # where an autotuner keeps its configurations while it is bound to one
 
 
@@ -42,6 +45,19 @@ def menu(fwd: Forward, sites: list[Site]) -> list[dict[str, Any]]:
         if config not in unique:
             unique.append(config)
     return unique[:MOST]
+
+
+def one_warp(reverse: Reverse, site: Site) -> list[dict[str, Any]]:
+    """A configuration for a small block of which each step of a loop sums the lanes and writes its own: in
+    one warp nobody waits for others at a barrier."""
+    g = reverse.kernel.graph
+    loops = [e for e in walk(reverse.effects) if isinstance(e, For) and e.order == "reverse"]
+    carried = [(c, loop.source.region) for loop in loops if loop.source for c in loop.source.carries]
+    small = any(
+        len(c.phi.shape) == 2 and g.elements(c.phi.shape) <= HELD and Lanes.of(g, c, region)
+        for c, region in carried
+    )
+    return [{"num_warps": 1}] if small and site.launch.num_warps > 2 else []
 
 
 def offer(configs: list[dict[str, Any]], config: dict[str, Any]) -> None:

@@ -26,6 +26,7 @@ from ..ir.rewriter import Rewriter
 from ..prove.affine import Affine, Axes, Form, Group, Monomial, Var, divide, nonzero, times
 from ..prove.disjoint import monomial_node
 from ..prove.positions import Condition, Entry, NotTurned, Position, Reader, chained, completed, conditions
+from . import tap_steps
 from .programs import Programs
 from .reindex import Place, Reindex, Sums, lift
 
@@ -46,7 +47,8 @@ class Turned:
     positive: list[Node]  # what the host has to find above zero
     equal: list[tuple[Node, Node]]  # what it has to find equal
     window: bool  # whether it was one: else positions are only counted in another way
-    what: str
+    covers: Node | None  # how many elements it reaches, each once, where that is known
+    what: str  # the proof
 
 
 @dataclass
@@ -111,9 +113,12 @@ class Turn:
         self.taps: dict[Entry, Node] = {}  # digits that have become loops
         self.facts: list[tuple[Node, list[Var]]] = []
         self.ends: dict[Position, Node] = {}
+        self.totals: list[Node] = []  # how many elements are owned along positions
         self.shifted = False  # whether dimensions without taps are windows too
         self.low: dict[Position, Node] = {}  # lowest digits that lanes count
         self.used: list[Condition] = []  # conditions that hold for every owned index
+        self.stepped: dict[Entry, tap_steps.Steps] = {}  # taps of which a loop walks those alone that fit
+        self.tap_places: list[tuple[Entry, Node, int | None]] = []  # which of them a step is at
 
     def run(self, kept: Callable) -> Turned:
         g = self.g
@@ -121,14 +126,32 @@ class Turn:
         moved = list(dict.fromkeys(w.solved.position for w in windows if w.solved.position is not None))
         for window in windows:
             self._range(window)
+        self.stepped = tap_steps.find(
+            g,
+            self.write,
+            {w.taps[0]: w.solved.multiplier for w in windows if len(w.taps) == 1},
+            self._monomial,
+        )
+        if not self.stepped:
+            return self._turned(windows, plain, moved, self.write.region, kept)
+        region = max((loop.region for loop in self.stepped.values()), key=lambda r: r.depth)
+        with g.at(region):
+            return self._turned(windows, plain, moved, region, kept)
+
+    def _turned(
+        self, windows: list[Window], plain: list[Group], moved: list[Position], region: Region, kept: Callable
+    ) -> Turned:
+        g = self.g
         for position in moved:
             self._tile(position, _of(position, windows))
         solved = [self._solve(position, _of(position, windows)) for position in moved]
         places = [place for found, _ in solved for place in found]
         valid = [condition for _, condition in solved]
+        places += [Place(tap.terms, at, axis) for tap, at, axis in self.tap_places]
         gone = {var for position in moved for var in position.terms}
-        self._free(gone)
-        reindex = Reindex(self.g, self.affine, self.tiles, places, gone, self.write.region)
+        gone |= {tap.var for tap in self.stepped}
+        self._free(gone, region)
+        reindex = Reindex(self.g, self.affine, self.tiles, places, gone, region)
         lanes = not any(position.programs for position in moved)
         reindex.kept = lambda node, axes: kept(
             node, lambda: self._stored(reindex, moved, node, axes), lanes and node.op == "reduce"
@@ -148,7 +171,7 @@ class Turn:
             if axis not in self.kept:
                 value = g.reduce("sum", value, axis)  # type: ignore[arg-type]
         mask = self._mask([c for c in asked if set(c.axes) <= set(self.kept)])
-        new = GradWrite(old.base, offset, mask, value, old.region, old.line)
+        new = GradWrite(old.base, offset, mask, value, region, old.line)
         lost = {v for position in moved for v in position.programs}
         virtual = [v for v in self.programs.virtual if v not in lost] + self.created
         regions = {p.region for p in moved if p.region is not None}
@@ -157,7 +180,9 @@ class Turn:
         turned = self.shifted or any(w.taps for w in windows)
         what = ("window turned around: " if turned else "position counted anew: ") + self._text(windows)
         facts = [(number, [self._renumbered(var) for var in variables]) for number, variables in self.facts]
-        return Turned(new, old, virtual, regions, axes, facts, self.positive, equal, turned, what)
+        every = not plain and len(asked) == len(self.ends)
+        covers = functools.reduce(g.mul, self.totals) if every else None
+        return Turned(new, old, virtual, regions, axes, facts, self.positive, equal, turned, covers, what)
 
     def _renumbered(self, var: Var) -> Var:
         """A lane of the new block: axes that were summed over are gone."""
@@ -377,6 +402,7 @@ class Turn:
         if len(sizes) > 1:  # digits of a number: what they are cut by must be positive
             sizes = [size if natural(size) else g.make("maximum", (size, g.one)) for size in sizes]
         total = functools.reduce(lambda below, size: g.mul(size, below), sizes)
+        self.totals.append(total)
         name = self._name(position)
         lanes = [v for v in position.terms if v.kind == "lane"]
         if position.block is None or position.summed is not None:
@@ -470,6 +496,11 @@ class Turn:
         if not window.taps and entry.multiplier == (1, ()) and not window.low:
             return window.place
         number = g.add(window.place, self.reader.uniform(window.low))
+        steps = self.stepped.get(window.taps[0]) if window.taps else None
+        if steps is not None:
+            digit, reached = steps.at(g, number, ask)
+            self.tap_places.append((window.taps[0], reached, entry.position.axis))
+            return digit
         form: Form = {}
         for tap in window.taps:
             if tap in self.taps:
@@ -587,11 +618,11 @@ class Turn:
             total = g.add(g.mul(total, dim), lane)
         return total
 
-    def _free(self, gone: set[Var]) -> None:
+    def _free(self, gone: set[Var], place: Region) -> None:
         """No loop or branch around the write may depend on what moves, or be nested in another way."""
         nodes = {v.node if v.region is None else v.region.iv for v in gone}
         vanished = {v.region for v in gone if v.region is not None}
-        for region in self.write.region.chain():
+        for region in place.chain():
             if region in vanished or region.kind == "top":
                 continue
             asked = [n for n in (*(region.bounds or ()), region.cond) if n is not None]
@@ -636,7 +667,10 @@ class Turn:
         return value if isinstance(value, int) else None
 
     def _value(self, monomial: Monomial) -> int | None:
-        return self._number(monomial_node(self.affine, self.g, monomial))
+        return self._number(self._monomial(monomial))
+
+    def _monomial(self, monomial: Monomial) -> Node:
+        return monomial_node(self.affine, self.g, monomial)
 
 
 def _of(position: Position, windows: list[Window]) -> list[Window]:

@@ -688,8 +688,9 @@ class Emitter:
         while inner.op == "expand" and self.find(inner) is None and (inner is node or not inner.hint):
             axes.append(inner.attrs["axis"])
             inner = inner.args[0]
-        if inner.op == "div" and self.demand.uses[node] > 1 and self.find(inner) is None:
-            self.at_home(inner)  # each use would divide again
+        again = inner.op == "div" or inner.op == "mul" and any(arg.op == "reduce" for arg in inner.args)
+        if again and self.demand.uses[node] > 1 and self.find(inner) is None:
+            self.at_home(inner)  # each use would divide, or sum, again
         if not inner.shape:
             return sub(inner, 10)
         index = [":"] * len(inner.shape)
