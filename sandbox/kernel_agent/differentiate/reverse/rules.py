@@ -160,7 +160,8 @@ def _(g: Graph, n: Node, d: Node) -> Contributions:
     lanes = lanes_of("div", n) if is_lanewise(b) else plainly
     yield a, lanes(g, d, lambda d: quotient(g, d, b))
     if b.active:
-        yield b, lanes(g, d, lambda d: g.neg(quotient(g, g.mul(d, n), b)))
+        times = functools.partial(product, g) if lanes is plainly or may_be_infinite(n) else g.mul
+        yield b, lanes(g, d, lambda d: g.neg(quotient(g, times(d, n), b)))
 
 
 def quotient(g: Graph, d: Node, divisor: Node) -> Node:
