@@ -9,7 +9,7 @@ from itertools import chain
 from typing import Any
 
 from ..ir.graph import promote
-from ..ir.nodes import Carry, For, Node, Region
+from ..ir.nodes import Carry, For, Node, Region, nodes_in
 from ..ir.nonnegative import natural
 from ..ir.refusal import Refusal
 from ..ir.simplify import is_number, is_zero
@@ -181,7 +181,16 @@ class Loops(Branches):
         side = init.attrs.get("alone") if init.op == out.op == "ifout" else None
         if side is not None and is_static(init.args[0]) and out.args[0] is init.args[0]:
             out = out.attrs[side]
-        return step_of(self.g, phi, out)
+        step = step_of(self.g, phi, out)
+        given = step is not None and all(isinstance(n.attrs.get("traced", 0), int) for n in nodes_in([step]))
+        return self._before(step, phi.home) if step is not None and side is not None and given else step
+
+    def _before(self, step: Node, region: Region) -> Node:
+        """A sum or product of numbers that a branch of a loop computes, computed before the loop."""
+        if step.op not in ("add", "sub", "mul", "neg"):
+            return step
+        with self.g.at(region.parent or self.g.top):
+            return self.g.again(step, [self._before(arg, region) for arg in step.args], upstream=False)
 
     def _same_blocks(self, node: Any, before: dict, assigned: list[str]) -> None:
         for name in assigned:
