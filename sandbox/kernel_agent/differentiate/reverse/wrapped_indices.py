@@ -63,6 +63,8 @@ def _found(node: Node, memo: dict[Node, frozenset[Bound]]) -> frozenset[Bound] |
         return upper_bounds(args[2], len(node.shape)) if zero else frozenset()
     if op in ("cast", "neg"):
         return _support(args[0], memo)
+    if op == "broadcast":
+        return _aligned(args[0], node, memo)
     if op in ("mul", "div"):
         return frozenset().union(*(_aligned(arg, node, memo) for arg in args[: 2 if op == "mul" else 1]))
     if op in ("add", "sub"):
