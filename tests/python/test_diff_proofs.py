@@ -151,6 +151,16 @@ def test_layouts__chunks_that_only_the_loop_ends_keep_their_reach() -> None:
     assert inner[3] != "m"
 
 
+def test_layouts__a_minimum_less_a_loop_variable_bounds_by_each_side() -> None:
+    """A block may be longer than a chunk; the mask lets no lane beyond it."""
+    body = """
+    limit = tl.minimum(m, n - pid * m)
+    for k in range(0, limit, B):
+        x = tl.load(x_ptr + pid * stride + k + lane, mask=lane < limit - k)
+"""
+    assert layouts(body, [0]) == [["stride", "npid", "1", "m"]]
+
+
 def test_layouts__a_mask_with_fewer_axes_bounds_the_last_ones() -> None:
     body = "    x = tl.load(x_ptr + pid * stride + lane[:, None] * B + lane[None, :], mask={})"
     whole, short = (layouts(body.format(mask), [0]) for mask in ("lane[None, :] < m", "lane < m"))

@@ -9,6 +9,7 @@ not longer than the row stride) is checked by the host at run time.
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ..ir.graph import Graph
@@ -353,13 +354,26 @@ def bounds_of(affine: Affine, mask: Node | None, rank: int) -> dict[frozenset, N
         index, bound = node.args
         while index.op == "floordiv" and affine.uniform(index.args[1]) and natural(index.args[0]):
             index, bound = index.args[0], g.mul(bound, index.args[1])
-        core = beneath(bound, "cast")
-        for half in core.args if core.op == "minimum" else (bound,):  # below both of them
+        for half in _each_below(g, bound):
             signature, rest = _index(affine, g.sub(index, half), axes)
             terms = [monomial_node(affine, g, (-factor, ids)) for ids, factor in rest.items()]
             if signature is not None and terms:
                 found[signature] = functools.reduce(g.add, terms)
     return found
+
+
+def _each_below(g: Graph, bound: Node) -> Iterator[Node]:
+    """What a bound is not above: itself, or each with one side of a minimum in it."""
+    core = beneath(bound, "cast")
+    if core.op == "minimum":
+        yield from (half for side in core.args for half in _each_below(g, side))
+    elif core.op in ("add", "sub"):
+        first, second = core.args
+        others = list(_each_below(g, second)) if core.op == "add" else [second]
+        operation = g.add if core.op == "add" else g.sub
+        yield from (operation(half, other) for half in _each_below(g, first) for other in others)
+    else:
+        yield bound
 
 
 def floors_of(affine: Affine, mask: Node | None, rank: int) -> set[frozenset]:
