@@ -99,6 +99,7 @@ KERNELS: dict[str, tuple[str, str, str]] = {
     "no_such_attribute": ("    x = x.size  # here", "attribute", "`.size`"),
     "no_such_method": ("    x = x.squareroot()  # here", ".squareroot", "no adjoint here"),
     "branch_only": ("    if n > 3:\n        pair = (x, x)\n    x = pair  # here", "branch-dependent value", "one branch only"),
+    "pointer_of_branch": ("    p = x_ptr + cols\n    if n > 3:\n        p = y_ptr + cols\n    x = tl.load(p, mask=mask)  # here", "branch-dependent pointer", "another buffer"),
     "returned_sometimes": ("    x = x + sometimes(x, n)  # here", "branch-dependent value", "one branch only"),
     "text": ("    x = two(x, 'text')", "str", "a number or a block"),
     "matrix_product": ("    x = x @ x  # here", "matmult", "operator"),

@@ -35,6 +35,7 @@ BODIES = {
     "asked_too_early": "    x = (x * 2.0).to(kind_of(tl.float32, 3))",
     "no_such_method": "    x = tl.sqrt(x * x + 1.0)",
     "branch_only": "    if n > 3:\n        pair = (x * 2.0, x)\n    else:\n        pair = (x, x)\n    x = pair[0] * pair[1]",
+    "pointer_of_branch": "    if n > 3:\n        x = tl.load(y_ptr + cols, mask=mask, other=0.0)\n    x = x * x",
     "text": "    x = two(x, 2.0)",
     "matrix_product": "    x = x[:, None] * x[None, :]\n    x = tl.sum(tl.dot(x, x), axis=1)",
     "power": "    x = x * x",

@@ -86,3 +86,28 @@ def test_branch_that_is_or_may_be_taken__is_refused(
     with pytest.raises((Refusal, Unusable)) as refused:
         draft(write(MODES.format(test=test, untaken=untaken)), {"N": 50})
     assert refused.value.line == 16
+
+
+ELSEWHERE = MODES.replace("x = {untaken}", "{untaken}").replace(
+    "    x = tl.load", "    p = x_ptr + i\n    x = tl.load"
+)
+
+
+@pytest.mark.parametrize(
+    "untaken",
+    [
+        "if n > 9:\n            p = scale_ptr + i",
+        "p = scale_ptr + i",
+        "p = (x, x)",
+    ],
+)
+def test_name_that_such_a_branch_gives_another_kind__is_used_without_it(
+    untaken: str, write: Callable[[str], Path]
+) -> None:
+    """The branch is read well; what it leaves in a name is used below it."""
+    source = ELSEWHERE.format(test="HAS_SCALE", untaken=untaken)
+    used = "x * tl.load(p, mask=mask, other=0.0)"
+    file = write(source.replace("tl.store(y_ptr + i, x,", f"tl.store(y_ptr + i, {used},"))
+    result = draft(file, {"N": 50})
+    assert [r["line"] for r in result["report"]["lines"] if r["proof"] == "untaken"] == [16]
+    assert_right(file, result, [({"N": n}, "normal") for n in (50, 7)])

@@ -13,6 +13,7 @@ REMEDIES = {  # of constructs that have one remedy wherever they are met
     "atomic result": "Add in one kernel, and load the sum in another.",
     "attribute": "Use what triton.language has.",
     "bitcast": "Convert the values: x.to(dtype).",
+    "branch-dependent pointer": "Load in each branch, and go on with what is loaded.",
     "branch-dependent value": "Assign or return it in both branches.",
     "broadcast": "Give both blocks one shape.",
     "call": "Pass the argument, or give it a default.",
@@ -49,6 +50,7 @@ class Refusal(Exception):
     line: int | None = None
     column: int | None = None
     file: str | None = None
+    fold: int | None = None  # the line of a condition whose branch that no traced launch takes is the matter
 
     def __post_init__(self) -> None:
         super().__init__(self.message)

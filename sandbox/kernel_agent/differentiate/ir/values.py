@@ -53,6 +53,7 @@ class Poison:
 
     why: str
     construct: str = "branch-dependent value"
+    fold: int | None = None  # the line of a condition without which it could be used, as in the traced call
 
 
 @dataclass(frozen=True)

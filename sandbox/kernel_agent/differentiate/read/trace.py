@@ -399,13 +399,17 @@ def _site(
     here = frozenset(line for path, line in folds if path == home.path)
 
     def read(facts: dict[tuple, bool] | None = None, whole: str | None = None) -> tuple[Builder, Kernel]:
-        builder = Builder(source, home.module, home.functions, args, here, facts, whole)
-        builder.tl = language_name(fwd.module) if home.imported else builder.tl
-        builder.spread = (blocks.rows, blocks.axis) if isinstance(blocks, Tiles) else None
-        try:
-            return builder, builder.kernel()
-        except Refusal as refusal:
-            raise refusal.at(source, home.path) from None
+        folded = here
+        while True:
+            builder = Builder(source, home.module, home.functions, args, folded, facts, whole)
+            builder.tl = language_name(fwd.module) if home.imported else builder.tl
+            builder.spread = (blocks.rows, blocks.axis) if isinstance(blocks, Tiles) else None
+            try:
+                return builder, builder.kernel()
+            except Refusal as refusal:
+                if refusal.fold is None or refusal.fold in folded:
+                    raise refusal.at(source, home.path) from None
+                folded |= {refusal.fold}
 
     builder, kernel = read()
     if _note_indices(builder, args):
