@@ -90,6 +90,7 @@ STORE = "\n    tl.store(out_ptr + cols, x, mask=mask)"
 KERNELS: dict[str, tuple[str, str, str]] = {
     "loop_else": ("    for i in range(3):  # here\n        x = x * 2.0\n    else:\n        x = x + 1.0", "loop else", "else branch"),
     "try": ("    try:  # here\n        x = x * 2.0\n    except ValueError:\n        x = x", "try", "`try` in a kernel"),
+    "raise": ("    if n > 100:\n        raise ValueError(n)  # here", "raise", "statement is not supported"),
     "match": ("    match n:  # here\n        case 1:\n            x = x * 2.0", "match", "statement is not supported"),
     "different_blocks": ("    x = x + tl.arange(0, 8)  # here", "broadcast", "do not combine"),
     "undefined": ("    x = x * factor  # here", "name", "`factor` is not defined"),

@@ -27,6 +27,7 @@ BODIES = {
     "loop_else": "    for i in range(3):\n        x = x * 2.0\n    x = x + 1.0",
     "try": "    x = x * 2.0",
     "match": "    if n == 1:\n        x = x * 2.0\n    elif n == 40:\n        x = x * 3.0",
+    "raise": "    x = x * x",
     "different_blocks": "    x = x + tl.arange(0, 16)",
     "undefined": "    factor = 3.0\n    x = x * factor",
     "scaled_pointer": "    x = tl.load(x_ptr + 2 * cols, mask=2 * cols < n, other=0.0)",

@@ -48,6 +48,7 @@ def make_args(dims, device="cuda", dtype=torch.float32):
 # What is refused as the kernel is read, and what has no adjoint.
 READ = 'tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], tl.float32, True, 1)'
 REVERSED = "tl.sort(x)"
+RAISED = "0\n        raise NotImplementedError"
 TESTS = {
     'MODE == "other"': ({}, {"mode": "other"}),
     "HAS_SCALE": ({}, {"scale": torch.ones(50)}),
@@ -56,7 +57,7 @@ TESTS = {
 }
 
 
-@pytest.mark.parametrize("untaken", [READ, REVERSED])
+@pytest.mark.parametrize("untaken", [READ, REVERSED, RAISED])
 @pytest.mark.parametrize("test", TESTS)
 def test_branch_that_is_not_taken__is_left_out_and_refused_in_calls(
     test: str, untaken: str, write: Callable[[str], Path]

@@ -31,6 +31,7 @@ REMEDIES = {  # of constructs that have one remedy wherever they are met
     "name": "Define it in the kernel or the file, or pass it.",
     "pointer arithmetic": "Add the offset to the pointer.",
     "pointer cast": "Load, and convert the values.",
+    "raise": "Raise in the stub, before the launch.",
     "recursion": "Write a loop.",
     "return in a loop": "Return before or after the loop.",
     "starred call": "Write every argument.",
