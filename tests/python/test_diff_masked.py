@@ -40,6 +40,14 @@ def make_args(dims, device="cuda", dtype=torch.float32):
 """
 
 
+def test_quotient_of_lanes_that_have_no_number__has_a_gradient(write: Callable[[str], Path]) -> None:
+    text = SOURCE.replace('other=-float("inf")', "other=0.0").replace("SCALED", "tl.rsqrt(x * x) / t")
+    text = text.replace("top = tl.max(x, axis=0)", "x = tl.where(mask, x, 0.0)\n    top = tl.max(x, axis=0)")
+    file = write(text)
+    dims = {"M": 3, "N": 21}
+    assert_right(file, draft(file, dims), [(dims, "normal")], 1e-5)
+
+
 @pytest.mark.parametrize("scaled", ["x / t", "x * t", "x / tl.broadcast_to(t, [BLOCK])", "x / tl.exp(t)"])
 def test_scale_of_infinite_lanes__has_a_gradient(scaled: str, write: Callable[[str], Path]) -> None:
     file = write(SOURCE.replace("SCALED", scaled))
