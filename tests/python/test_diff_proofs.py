@@ -92,8 +92,23 @@ PROVEN = {
         "mask=lane < n)",
         [0],
     ),
+    "block_of_quotients_and_remainders": (
+        "    i = pid * B + lane\n    x = tl.load(x_ptr + i // m * stride + i % m, mask=i < n)",
+        [0],
+    ),
+    "image_of_a_flat_block": (
+        "    i = pid * B + lane\n    row = i // m\n    x = tl.load(x_ptr + (row // n * n * stride + row % n * stride "
+        "+ i % m)[:, None] * B + lane[None, :], mask=(i < n)[:, None])",
+        [0],
+    ),
 }  # fmt: skip
 UNPROVEN = {
+    "quotients_of_a_block": ("    i = pid * B + lane\n    x = tl.load(x_ptr + i // m * stride, mask=i < n)", [0]),
+    "remainders_of_a_block": ("    i = pid * B + lane\n    x = tl.load(x_ptr + i % m, mask=i < n)", [0]),
+    "by_different_divisors": ("    i = pid * B + lane\n    x = tl.load(x_ptr + i // m * stride + i % n, mask=i < n)", [0]),
+    "of_different_lanes": ("    i = pid * B + lane\n    x = tl.load(x_ptr + (i // m)[:, None] * stride + (i % m)[None, :], mask=(i < n)[:, None])", [0]),
+    "of_overlapping_blocks": ("    i = pid * HOP + lane\n    x = tl.load(x_ptr + i // m * stride + i % m, mask=i < n)", [0]),
+    "of_a_block_for_all_rows": ("    i = pid * B + lane\n    x = tl.load(x_ptr + (i // m * stride + i % m)[:, None] + 0 * lane[None, :], mask=(i < n)[:, None])", [0]),
     "no_program": ("    x = tl.load(x_ptr + lane)", [0]),
     "second_axis": ("    x = tl.load(x_ptr + pid * B + lane)", [0, 1]),
     "overlapping_windows": ("    x = tl.load(x_ptr + pid * HOP + lane)", [0]),

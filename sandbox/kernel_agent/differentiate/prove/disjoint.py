@@ -9,7 +9,7 @@ not longer than the row stride) is checked by the host at run time.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 from ..ir.graph import Graph
@@ -21,6 +21,7 @@ from . import packed
 from .affine import Affine, Group, Monomial, Var, divide, nonzero, times, upper
 from .masks import comparisons, conjuncts
 
+LANEWISE_INDICES = ("add", "sub", "mul", "neg", "cast", "floordiv", "mod")
 Layout = list[tuple[Node, Node | None]]  # (stride, extent) pairs; extent None is the outermost
 
 
@@ -105,7 +106,7 @@ def _disjoint(
             return "it is written inside a while loop"
         if ("trip", (id(loop.region),)) not in known:
             return f"its address does not determine the loop variable of line {loop.line}"
-    if shared_lanes(g, groups + rows.behind, offset):
+    if shared_lanes(g, groups + rows.behind, offset, known):
         return "several lanes of a block go to one address"
     names = [[_called(var) for var, _ in group.terms] for group in groups]
     text = "digits: " + "; ".join(map("+".join, names))
@@ -135,9 +136,12 @@ def _unbounded(groups: list[Group]) -> str:
     return "the extents of its address dimensions are not known"
 
 
-def shared_lanes(g: Graph, groups: list[Group], offset: Node) -> bool:
-    """Whether lanes along some axis of a block go to one address."""
+def shared_lanes(
+    g: Graph, groups: list[Group], offset: Node, known: Collection[tuple] = frozenset[tuple]()
+) -> bool:
+    """Whether lanes along some axis of a block go to one address. `known`: variables that it determines."""
     lanes = {var.key[0] for group in groups if group.solved for var, _ in group.terms if var.kind == "lane"}
+    lanes |= {key[0] for kind, key in known if kind == "lane"}
     return any(axis not in lanes and not g.is_one(dim) for axis, dim in enumerate(offset.shape))
 
 
@@ -157,7 +161,8 @@ def learn(var: Var, known: set) -> None:
 
 
 def close(affine: Affine, known: set, groups: list[Group]) -> None:
-    """A value whose quotient and remainder by the same divisor are known is known."""
+    """A value whose quotient and remainder by the same divisor are known is known, and so are its digits."""
+    axes = _axes_of(groups)
     pairs: dict[tuple, dict[str, Node]] = {}
     roots = [var.node for group in groups for var, _ in group.terms if var.node is not None]
     for node in reachable(roots, lambda node: node.args):
@@ -176,6 +181,29 @@ def close(affine: Affine, known: set, groups: list[Group]) -> None:
             if fact not in known:
                 known.add(fact)
                 changed = True
+                for var in _digits(affine, whole, axes.get(whole.id)):
+                    learn(var, known)
+
+
+def _axes_of(groups: list[Group]) -> dict[int, tuple[int, ...] | None]:
+    """Along which axes of an address the values lie that its quotients and remainders are of; None for one
+    that lies along several."""
+    found: dict[int, tuple[int, ...] | None] = {}
+    for var in (var for group in groups for var, _ in group.terms):
+        if var.kind not in ("floordiv", "mod") or var.node is None:
+            continue
+        for node in reachable([var.node], lambda node: node.args if node.op in LANEWISE_INDICES else ()):
+            if len(node.shape) == len(var.node.shape):
+                found[node.id] = var.key[1] if found.get(node.id, var.key[1]) == var.key[1] else None
+    return found
+
+
+def _digits(affine: Affine, whole: Node, axes: tuple[int, ...] | None) -> list[Var]:
+    """The variables that a value determines: those that it is a sum of, as digits are of a number."""
+    if axes is None or whole.op == "pid":
+        return []
+    groups = affine.grouped(affine.terms(whole, axes)) or []
+    return [var for var, _ in groups[0].terms] if len(groups) == 1 and affine.solve(groups[0]) else []
 
 
 def _determined(node: Node, known: set) -> bool:
@@ -354,11 +382,13 @@ def bounds_of(affine: Affine, mask: Node | None, rank: int) -> dict[frozenset, N
         index, bound = node.args
         while index.op == "floordiv" and affine.uniform(index.args[1]) and natural(index.args[0]):
             index, bound = index.args[0], g.mul(bound, index.args[1])
-        for half in _each_below(g, bound):
-            signature, rest = _index(affine, g.sub(index, half), axes)
-            terms = [monomial_node(affine, g, (-factor, ids)) for ids, factor in rest.items()]
-            if signature is not None and terms:
-                found[signature] = functools.reduce(g.add, terms)
+        core = beneath(bound, "cast")
+        for half in core.args if core.op == "minimum" else (bound,):  # below both of them
+            for part in (half, *_each_below(g, half)):
+                signature, rest = _index(affine, g.sub(index, part), axes)
+                terms = [monomial_node(affine, g, (-factor, ids)) for ids, factor in rest.items()]
+                if signature is not None and terms and (part is half or signature not in found):
+                    found[signature] = functools.reduce(g.add, terms)
     return found
 
 
