@@ -91,12 +91,13 @@ def _disjoint(
     if rows.asked and asks_flags(mask, rank):
         return "a flag decides what its mask bounds"
     every = rows.groups + rows.behind + entries
-    known = determined(affine, every)
+    whole = not loops  # steps of a loop may be taps of windows, which overlap in some calls and not in others
+    known = determined(affine, every, whole)
     if rows.asked and not all(group.solved for group in rows.groups):
         return "its address mixes the rows of a sequence with other indices"
     if not packed.programs(affine, rows, known):
         return "a number that its row is found by may be negative"
-    close(affine, known, every)
+    close(affine, known, every, whole)
     groups = rows.groups
     for axis in axes:
         if ("pid", (axis,)) not in known and not packed.alone(affine, rows, known, axis, grid):
@@ -145,14 +146,15 @@ def shared_lanes(
     return any(axis not in lanes and not g.is_one(dim) for axis, dim in enumerate(offset.shape))
 
 
-def determined(affine: Affine, groups: list[Group]) -> set:
-    """The variables that an address determines, of those dimensions that are sums of digits."""
+def determined(affine: Affine, groups: list[Group], whole: bool = False) -> set:
+    """The variables that an address determines, of those dimensions that are sums of digits; `whole`: of
+    values that it determines by quotient and remainder too."""
     known: set = set()
     for group in groups:
         if affine.solve(group):
             for var, _ in group.terms:
                 learn(var, known)
-    close(affine, known, groups)
+    close(affine, known, groups, digits=whole)
     return known
 
 
@@ -160,9 +162,9 @@ def learn(var: Var, known: set) -> None:
     known.add((var.kind, var.key) if var.kind not in ("floordiv", "mod") else (var.kind, (var.node.id,)))  # type: ignore[union-attr]
 
 
-def close(affine: Affine, known: set, groups: list[Group]) -> None:
-    """A value whose quotient and remainder by the same divisor are known is known, and so are its digits."""
-    axes = _axes_of(groups)
+def close(affine: Affine, known: set, groups: list[Group], digits: bool = False) -> None:
+    """A value whose quotient and remainder by the same divisor are known is known; with `digits` its own too."""
+    axes = _axes_of(groups) if digits else {}
     pairs: dict[tuple, dict[str, Node]] = {}
     roots = [var.node for group in groups for var, _ in group.terms if var.node is not None]
     for node in reachable(roots, lambda node: node.args):

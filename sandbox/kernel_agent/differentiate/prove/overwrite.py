@@ -99,9 +99,7 @@ def _once(kernel: Kernel, placed: Placed, grid: tuple[int, ...], report: list[Li
     known, groups = _determined(kernel, store)
     variables = {("pid", (axis,)) for axis, count in enumerate(grid) if count > 1}
     variables |= {("trip", (id(loop.region),)) for loop in loops}
-    proven = (
-        bool(groups) and variables <= known and not shared_lanes(kernel.graph, groups, store.offset, known)
-    )
+    proven = bool(groups) and variables <= known and not shared_lanes(kernel.graph, groups, store.offset)
     if proven and not any(node.op == "param" for node in nodes_in([store.offset])):
         return
     name = store.base.attrs["name"]
