@@ -39,7 +39,7 @@ REMEDIES = {  # of constructs that have one remedy wherever they are met
     "try": "Write its body alone.",
     **dict.fromkeys(
         ("tl.atomic_cas", "tl.atomic_xchg", "tl.atomic_max", "tl.atomic_min"),
-        "Store what each program has in a place of its own, and combine that with torch or in another kernel.",
+        "Store what each program has in a place of its own, and combine that with torch or another kernel.",
     ),
     "unpacking": "Unpack a tuple of this length.",
 }

@@ -163,7 +163,7 @@ def learn(var: Var, known: set) -> None:
 
 
 def close(affine: Affine, known: set, groups: list[Group], digits: bool = False) -> None:
-    """A value whose quotient and remainder by the same divisor are known is known; with `digits` its own too."""
+    """A value whose quotient and remainder by the same divisor are known is known; its `digits` are too."""
     axes = _axes_of(groups) if digits else {}
     pairs: dict[tuple, dict[str, Node]] = {}
     roots = [var.node for group in groups for var, _ in group.terms if var.node is not None]
