@@ -251,6 +251,29 @@ def _cuda_answers(target: Target) -> dict[str, Callable[..., Any]]:
     return answers
 
 
+def _cuda(*args: Any, **kwargs: Any) -> types.ModuleType:
+    return torch.cuda
+
+
+def _accelerator_answers() -> dict[str, Callable[..., Any]]:
+    """torch.accelerator functions and what they answer."""
+    values = {
+        "is_available": True,
+        "device_count": 1,
+        "current_accelerator": torch.device("cuda"),
+        "current_device_index": 0,
+        "current_device_idx": 0,
+    }
+    answers: dict[str, Callable[..., Any]] = {
+        name: lambda *args, value=value, **kwargs: value for name, value in values.items()
+    }
+    return answers | {
+        **dict.fromkeys(("synchronize", "set_device_index", "set_device_idx", "set_stream"), _nothing),
+        "current_stream": lambda *args, **kwargs: _Stream(),
+        "device_index": _no_context,
+    }
+
+
 # torch.cuda functions that only a GPU can answer.
 _MEASURED = (
     "Event", "CUDAGraph", "graph", "make_graphed_callables", "memory_allocated", "max_memory_allocated",
@@ -274,11 +297,12 @@ def _replacements(answers: Answers) -> Iterator[tuple[Any, str, Any]]:
         version = torch.__version__.partition("+")[0]
         yield torch.version, "cuda", _CUDA
         yield torch, "__version__", type(torch.__version__)(f"{version}+cu{_CUDA.replace('.', '')}")
-    yield (
-        torch,
-        "set_default_device",
-        _answered(answers, "torch.set_default_device", torch.set_default_device, _nothing),
-    )
+    for name, answer in (("set_default_device", _nothing), ("get_device_module", _cuda)):
+        yield torch, name, _answered(answers, f"torch.{name}", getattr(torch, name), answer)
+    for name, answer in _accelerator_answers().items():
+        if hasattr(torch.accelerator, name):
+            original = getattr(torch.accelerator, name)
+            yield torch.accelerator, name, _answered(answers, f"torch.accelerator.{name}", original, answer)
 
 
 def _answered(

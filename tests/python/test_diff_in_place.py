@@ -58,6 +58,16 @@ BODIES = {
         x = tl.cos({LOAD})
     tl.store(total_ptr + at, x, mask=mask)
 """,
+    "in_every_branch": f"""
+    x = {LOAD}
+    if n > 20:
+        tl.store(x_ptr + at, x * x, mask=mask)
+    elif n > 10:
+        tl.store(x_ptr + at, tl.sin(x), mask=mask)
+    else:
+        tl.store(x_ptr + at, tl.exp(x), mask=mask)
+    tl.store(total_ptr + at, x * x * x, mask=mask)
+""",
 }
 
 

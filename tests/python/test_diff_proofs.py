@@ -92,8 +92,23 @@ PROVEN = {
         "mask=lane < n)",
         [0],
     ),
+    "block_of_quotients_and_remainders": (
+        "    i = pid * B + lane\n    x = tl.load(x_ptr + i // m * stride + i % m, mask=i < n)",
+        [0],
+    ),
+    "image_of_a_flat_block": (
+        "    i = pid * B + lane\n    row = i // m\n    x = tl.load(x_ptr + (row // n * n * stride + row % n * stride "
+        "+ i % m)[:, None] * B + lane[None, :], mask=(i < n)[:, None])",
+        [0],
+    ),
 }  # fmt: skip
 UNPROVEN = {
+    "quotients_of_a_block": ("    i = pid * B + lane\n    x = tl.load(x_ptr + i // m * stride, mask=i < n)", [0]),
+    "remainders_of_a_block": ("    i = pid * B + lane\n    x = tl.load(x_ptr + i % m, mask=i < n)", [0]),
+    "by_different_divisors": ("    i = pid * B + lane\n    x = tl.load(x_ptr + i // m * stride + i % n, mask=i < n)", [0]),
+    "of_different_lanes": ("    i = pid * B + lane\n    x = tl.load(x_ptr + (i // m)[:, None] * stride + (i % m)[None, :], mask=(i < n)[:, None])", [0]),
+    "of_overlapping_blocks": ("    i = pid * HOP + lane\n    x = tl.load(x_ptr + i // m * stride + i % m, mask=i < n)", [0]),
+    "of_a_block_for_all_rows": ("    i = pid * B + lane\n    x = tl.load(x_ptr + (i // m * stride + i % m)[:, None] + 0 * lane[None, :], mask=(i < n)[:, None])", [0]),
     "no_program": ("    x = tl.load(x_ptr + lane)", [0]),
     "second_axis": ("    x = tl.load(x_ptr + pid * B + lane)", [0, 1]),
     "overlapping_windows": ("    x = tl.load(x_ptr + pid * HOP + lane)", [0]),
@@ -149,6 +164,16 @@ def test_layouts__chunks_that_only_the_loop_ends_keep_their_reach() -> None:
     body = PROVEN["ragged_chunks"][0].replace("< end)", "< n)")
     inner = next(layout for layout in layouts(body, [0, 1]) if layout[0] == "m")
     assert inner[3] != "m"
+
+
+def test_layouts__a_minimum_less_a_loop_variable_bounds_by_each_side() -> None:
+    """A block may be longer than a chunk; the mask lets no lane beyond it."""
+    body = """
+    limit = tl.minimum(m, n - pid * m)
+    for k in range(0, limit, B):
+        x = tl.load(x_ptr + pid * stride + k + lane, mask=lane < limit - k)
+"""
+    assert layouts(body, [0]) == [["stride", "npid", "1", "m"]]
 
 
 def test_layouts__a_mask_with_fewer_axes_bounds_the_last_ones() -> None:

@@ -90,6 +90,7 @@ STORE = "\n    tl.store(out_ptr + cols, x, mask=mask)"
 KERNELS: dict[str, tuple[str, str, str]] = {
     "loop_else": ("    for i in range(3):  # here\n        x = x * 2.0\n    else:\n        x = x + 1.0", "loop else", "else branch"),
     "try": ("    try:  # here\n        x = x * 2.0\n    except ValueError:\n        x = x", "try", "`try` in a kernel"),
+    "raise": ("    if n > 100:\n        raise ValueError(n)  # here", "raise", "statement is not supported"),
     "match": ("    match n:  # here\n        case 1:\n            x = x * 2.0", "match", "statement is not supported"),
     "different_blocks": ("    x = x + tl.arange(0, 8)  # here", "broadcast", "do not combine"),
     "undefined": ("    x = x * factor  # here", "name", "`factor` is not defined"),
@@ -99,6 +100,7 @@ KERNELS: dict[str, tuple[str, str, str]] = {
     "no_such_attribute": ("    x = x.size  # here", "attribute", "`.size`"),
     "no_such_method": ("    x = x.squareroot()  # here", ".squareroot", "no adjoint here"),
     "branch_only": ("    if n > 3:\n        pair = (x, x)\n    x = pair  # here", "branch-dependent value", "one branch only"),
+    "pointer_of_branch": ("    p = x_ptr + cols\n    if n > 3:\n        p = y_ptr + cols\n    x = tl.load(p, mask=mask)  # here", "branch-dependent pointer", "another buffer"),
     "returned_sometimes": ("    x = x + sometimes(x, n)  # here", "branch-dependent value", "one branch only"),
     "text": ("    x = two(x, 'text')", "str", "a number or a block"),
     "matrix_product": ("    x = x @ x  # here", "matmult", "operator"),

@@ -85,6 +85,14 @@ def test_refused__names_construct_and_line(name: str, tmp_path: Path) -> None:
     assert refusal["message"] and refusal["remedy"]
 
 
+@pytest.mark.parametrize("name", ["cas", "max_atomic"])
+def test_order_of_programs__remedy_is_a_place_for_each(name: str, tmp_path: Path) -> None:
+    """A rule of one's own would not help there."""
+    with pytest.raises(errors.Unusable) as caught:
+        draft(write(tmp_path, REFUSED[name][0]), {"N": 40})
+    assert "place of its own" in (caught.value.remedy or "")
+
+
 ACCEPTED = {
     "cleared_then_stored": "    tl.store(out_ptr + cols, 0.0, mask=mask)\n"
     "    tl.store(out_ptr + cols, x * x, mask=mask)",

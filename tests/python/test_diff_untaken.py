@@ -48,6 +48,7 @@ def make_args(dims, device="cuda", dtype=torch.float32):
 # What is refused as the kernel is read, and what has no adjoint.
 READ = 'tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], tl.float32, True, 1)'
 REVERSED = "tl.sort(x)"
+RAISED = "0\n        raise NotImplementedError"
 TESTS = {
     'MODE == "other"': ({}, {"mode": "other"}),
     "HAS_SCALE": ({}, {"scale": torch.ones(50)}),
@@ -56,7 +57,7 @@ TESTS = {
 }
 
 
-@pytest.mark.parametrize("untaken", [READ, REVERSED])
+@pytest.mark.parametrize("untaken", [READ, REVERSED, RAISED])
 @pytest.mark.parametrize("test", TESTS)
 def test_branch_that_is_not_taken__is_left_out_and_refused_in_calls(
     test: str, untaken: str, write: Callable[[str], Path]
@@ -86,3 +87,28 @@ def test_branch_that_is_or_may_be_taken__is_refused(
     with pytest.raises((Refusal, Unusable)) as refused:
         draft(write(MODES.format(test=test, untaken=untaken)), {"N": 50})
     assert refused.value.line == 16
+
+
+ELSEWHERE = MODES.replace("x = {untaken}", "{untaken}").replace(
+    "    x = tl.load", "    p = x_ptr + i\n    x = tl.load"
+)
+
+
+@pytest.mark.parametrize(
+    "untaken",
+    [
+        "if n > 9:\n            p = scale_ptr + i",
+        "p = scale_ptr + i",
+        "p = (x, x)",
+    ],
+)
+def test_name_that_such_a_branch_gives_another_kind__is_used_without_it(
+    untaken: str, write: Callable[[str], Path]
+) -> None:
+    """The branch is read well; what it leaves in a name is used below it."""
+    source = ELSEWHERE.format(test="HAS_SCALE", untaken=untaken)
+    used = "x * tl.load(p, mask=mask, other=0.0)"
+    file = write(source.replace("tl.store(y_ptr + i, x,", f"tl.store(y_ptr + i, {used},"))
+    result = draft(file, {"N": 50})
+    assert [r["line"] for r in result["report"]["lines"] if r["proof"] == "untaken"] == [16]
+    assert_right(file, result, [({"N": n}, "normal") for n in (50, 7)])

@@ -228,6 +228,20 @@ def copy(x):
 )
 
 
+OF_ANY_DEVICE = (
+    ASKS.replace("torch.cuda.device(x.device)", "torch.get_device_module().device(x.device)")
+    .replace("torch.cuda.is_available()", 'torch.accelerator.current_accelerator().type == "cuda"')
+    .replace("torch.cuda.synchronize()", "torch.accelerator.synchronize()")
+)
+
+
+def test_device_questions__by_names_for_any_device__are_answered_too(write):
+    fwd, (x,), y = call(write(OF_ANY_DEVICE))
+    assert torch.equal(x, y)
+    asked = {note["asked"] for note in fwd.device_answers}
+    assert {"torch.get_device_module", "torch.accelerator.synchronize"} <= asked
+
+
 def test_device_questions__without_gpu__are_answered_for_target_and_recorded(write):
     fwd, (x,), y = call(write(ASKS))
     assert torch.equal(x, y) and y.device.type == "cpu"

@@ -28,7 +28,7 @@ from .ir.spelling import gradient_name
 from .ir.values import Arg, BlockPtr, Kernel, Ptr, dtype_text
 from .read import syntax_check
 from .read.normalise import Builder
-from .reverse import forward_values, running_maxima
+from .reverse import forward_values, normalised, running_maxima
 from .reverse.sweep import Reverse
 from .write.emit import INDICES, WRITE, Emitter
 from .write.helpers import scan_helpers
@@ -234,6 +234,7 @@ def _text(
     module.__dict__.update(plain.__globals__)
     builder = Math(source, module, functions, args)
     kernel, values, results = builder.trace(sizes, dtype)
+    normalised.undivide(kernel, [])
     running_maxima.detach(kernel, [])
     reverse = Reverse(kernel, set()).run()
     for buffer in forward_values.Tape(reverse).run().buffers:

@@ -26,7 +26,7 @@ from .prove import overwrite
 from .read import parted, trace
 from .read.home import Home
 from .read.host_functions import HostFunctions, Method
-from .reverse import forward_values, running_maxima, wrapped_indices, written_once
+from .reverse import forward_values, normalised, running_maxima, wrapped_indices, written_once
 from .reverse.sweep import Reverse, writes
 from .schedule import (
     divisors,
@@ -573,6 +573,7 @@ def _scheduled(site: trace.Site, name: str, asked: Asked, known: list[LineReport
     """The passes from the forward graph to effects with a schedule."""
     totals = Totals(naive=forward_values.naive(site))
     report = list(known)
+    normalised.undivide(site.kernel, report)
     running_maxima.detach(site.kernel, report)
     reverse = Reverse(site.kernel, set(), exact=asked.exact)
     reverse.report = report

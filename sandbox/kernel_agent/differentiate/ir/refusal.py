@@ -13,6 +13,7 @@ REMEDIES = {  # of constructs that have one remedy wherever they are met
     "atomic result": "Add in one kernel, and load the sum in another.",
     "attribute": "Use what triton.language has.",
     "bitcast": "Convert the values: x.to(dtype).",
+    "branch-dependent pointer": "Load in each branch, and go on with what is loaded.",
     "branch-dependent value": "Assign or return it in both branches.",
     "broadcast": "Give both blocks one shape.",
     "call": "Pass the argument, or give it a default.",
@@ -30,11 +31,16 @@ REMEDIES = {  # of constructs that have one remedy wherever they are met
     "name": "Define it in the kernel or the file, or pass it.",
     "pointer arithmetic": "Add the offset to the pointer.",
     "pointer cast": "Load, and convert the values.",
+    "raise": "Raise in the stub, before the launch.",
     "recursion": "Write a loop.",
     "return in a loop": "Return before or after the loop.",
     "starred call": "Write every argument.",
     "store": "Begin the address with a pointer argument.",
     "try": "Write its body alone.",
+    **dict.fromkeys(
+        ("tl.atomic_cas", "tl.atomic_xchg", "tl.atomic_max", "tl.atomic_min"),
+        "Store what each program has in a place of its own, and combine that with torch or another kernel.",
+    ),
     "unpacking": "Unpack a tuple of this length.",
 }
 
@@ -49,6 +55,7 @@ class Refusal(Exception):
     line: int | None = None
     column: int | None = None
     file: str | None = None
+    fold: int | None = None  # the line of a condition whose branch that no traced launch takes is the matter
 
     def __post_init__(self) -> None:
         super().__init__(self.message)

@@ -53,6 +53,7 @@ class Poison:
 
     why: str
     construct: str = "branch-dependent value"
+    fold: int | None = None  # the line of a condition without which it could be used, as in the traced call
 
 
 @dataclass(frozen=True)
@@ -149,10 +150,16 @@ def positive(cond: Node) -> Node:
     return cond
 
 
+def is_named(dtype: str) -> bool:
+    """Whether a type is what a constexpr parameter says, not that of a tensor's elements."""
+    return dtype.startswith("$") and dtype.endswith(":")
+
+
 def dtype_text(dtype: str, tl: str) -> str:
-    """Source text of a type."""
+    """Source text of a type; the name of a parameter that is one."""
     if dtype.startswith("$"):
-        return dtype.split(":")[1] + ".dtype.element_ty"
+        name = dtype.split(":")[1]
+        return name if is_named(dtype) else name + ".dtype.element_ty"
     return f"{tl}.{dtype}"
 
 

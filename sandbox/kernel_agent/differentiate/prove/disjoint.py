@@ -9,6 +9,7 @@ not longer than the row stride) is checked by the host at run time.
 from __future__ import annotations
 
 import functools
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +22,7 @@ from . import packed
 from .affine import Affine, Group, Monomial, Var, divide, nonzero, times, upper
 from .masks import comparisons, conjuncts
 
+LANEWISE_INDICES = ("add", "sub", "mul", "neg", "cast", "floordiv", "mod")
 Layout = list[tuple[Node, Node | None]]  # (stride, extent) pairs; extent None is the outermost
 
 
@@ -90,12 +92,13 @@ def _disjoint(
     if rows.asked and asks_flags(mask, rank):
         return "a flag decides what its mask bounds"
     every = rows.groups + rows.behind + entries
-    known = determined(affine, every)
+    whole = not loops  # steps of a loop may be taps of windows, which overlap in some calls and not in others
+    known = determined(affine, every, whole)
     if rows.asked and not all(group.solved for group in rows.groups):
         return "its address mixes the rows of a sequence with other indices"
     if not packed.programs(affine, rows, known):
         return "a number that its row is found by may be negative"
-    close(affine, known, every)
+    close(affine, known, every, whole)
     groups = rows.groups
     for axis in axes:
         if ("pid", (axis,)) not in known and not packed.alone(affine, rows, known, axis, grid):
@@ -105,7 +108,7 @@ def _disjoint(
             return "it is written inside a while loop"
         if ("trip", (id(loop.region),)) not in known:
             return f"its address does not determine the loop variable of line {loop.line}"
-    if shared_lanes(g, groups + rows.behind, offset):
+    if shared_lanes(g, groups + rows.behind, offset, known):
         return "several lanes of a block go to one address"
     names = [[_called(var) for var, _ in group.terms] for group in groups]
     text = "digits: " + "; ".join(map("+".join, names))
@@ -135,20 +138,24 @@ def _unbounded(groups: list[Group]) -> str:
     return "the extents of its address dimensions are not known"
 
 
-def shared_lanes(g: Graph, groups: list[Group], offset: Node) -> bool:
-    """Whether lanes along some axis of a block go to one address."""
+def shared_lanes(
+    g: Graph, groups: list[Group], offset: Node, known: Collection[tuple] = frozenset[tuple]()
+) -> bool:
+    """Whether lanes along some axis of a block go to one address. `known`: variables that it determines."""
     lanes = {var.key[0] for group in groups if group.solved for var, _ in group.terms if var.kind == "lane"}
+    lanes |= {key[0] for kind, key in known if kind == "lane"}
     return any(axis not in lanes and not g.is_one(dim) for axis, dim in enumerate(offset.shape))
 
 
-def determined(affine: Affine, groups: list[Group]) -> set:
-    """The variables that an address determines, of those dimensions that are sums of digits."""
+def determined(affine: Affine, groups: list[Group], whole: bool = False) -> set:
+    """The variables that an address determines, of those dimensions that are sums of digits; `whole`: of
+    values that it determines by quotient and remainder too."""
     known: set = set()
     for group in groups:
         if affine.solve(group):
             for var, _ in group.terms:
                 learn(var, known)
-    close(affine, known, groups)
+    close(affine, known, groups, digits=whole)
     return known
 
 
@@ -156,8 +163,9 @@ def learn(var: Var, known: set) -> None:
     known.add((var.kind, var.key) if var.kind not in ("floordiv", "mod") else (var.kind, (var.node.id,)))  # type: ignore[union-attr]
 
 
-def close(affine: Affine, known: set, groups: list[Group]) -> None:
-    """A value whose quotient and remainder by the same divisor are known is known."""
+def close(affine: Affine, known: set, groups: list[Group], digits: bool = False) -> None:
+    """A value whose quotient and remainder by the same divisor are known is known; its `digits` are too."""
+    axes = _axes_of(groups) if digits else {}
     pairs: dict[tuple, dict[str, Node]] = {}
     roots = [var.node for group in groups for var, _ in group.terms if var.node is not None]
     for node in reachable(roots, lambda node: node.args):
@@ -176,6 +184,29 @@ def close(affine: Affine, known: set, groups: list[Group]) -> None:
             if fact not in known:
                 known.add(fact)
                 changed = True
+                for var in _digits(affine, whole, axes.get(whole.id)):
+                    learn(var, known)
+
+
+def _axes_of(groups: list[Group]) -> dict[int, tuple[int, ...] | None]:
+    """Along which axes of an address the values lie that its quotients and remainders are of; None for one
+    that lies along several."""
+    found: dict[int, tuple[int, ...] | None] = {}
+    for var in (var for group in groups for var, _ in group.terms):
+        if var.kind not in ("floordiv", "mod") or var.node is None:
+            continue
+        for node in reachable([var.node], lambda node: node.args if node.op in LANEWISE_INDICES else ()):
+            if len(node.shape) == len(var.node.shape):
+                found[node.id] = var.key[1] if found.get(node.id, var.key[1]) == var.key[1] else None
+    return found
+
+
+def _digits(affine: Affine, whole: Node, axes: tuple[int, ...] | None) -> list[Var]:
+    """The variables that a value determines: those that it is a sum of, as digits are of a number."""
+    if axes is None or whole.op == "pid":
+        return []
+    groups = affine.grouped(affine.terms(whole, axes)) or []
+    return [var for var, _ in groups[0].terms] if len(groups) == 1 and affine.solve(groups[0]) else []
 
 
 def _determined(node: Node, known: set) -> bool:
@@ -366,10 +397,11 @@ def bounds_of(affine: Affine, mask: Node | None, rank: int) -> dict[frozenset, N
             index, bound = index.args[0], g.mul(bound, index.args[1])
         core = beneath(bound, "cast")
         for half in core.args if core.op == "minimum" else (bound,):  # below both of them
-            signature, rest = _index(affine, g.sub(index, half), axes)
-            terms = [monomial_node(affine, g, (-factor, ids)) for ids, factor in rest.items()]
-            if signature is not None and terms:
-                found[signature] = functools.reduce(g.add, terms)
+            for part in (half, *_each_below(g, half)):
+                signature, rest = _index(affine, g.sub(index, part), axes)
+                terms = [monomial_node(affine, g, (-factor, ids)) for ids, factor in rest.items()]
+                if signature is not None and terms and (part is half or signature not in found):
+                    found[signature] = functools.reduce(g.add, terms)
     return found
 
 
@@ -387,6 +419,20 @@ def _below_steps(affine: Affine, mask: Node | None, rank: int) -> dict[frozenset
         if signature is not None and upwards and not any(rest.values()):
             found[signature] = end
     return found
+
+
+def _each_below(g: Graph, bound: Node) -> Iterator[Node]:
+    """What a bound is not above: itself, or each with one side of a minimum in it."""
+    core = beneath(bound, "cast")
+    if core.op == "minimum":
+        yield from (half for side in core.args for half in _each_below(g, side))
+    elif core.op in ("add", "sub"):
+        first, second = core.args
+        others = list(_each_below(g, second)) if core.op == "add" else [second]
+        operation = g.add if core.op == "add" else g.sub
+        yield from (operation(half, other) for half in _each_below(g, first) for other in others)
+    else:
+        yield bound
 
 
 def floors_of(affine: Affine, mask: Node | None, rank: int) -> set[frozenset]:

@@ -4,12 +4,16 @@ be proven apart (`prove.overwrite`).
 
 from __future__ import annotations
 
+from itertools import combinations
+
 from ..ir import address_tables
 from ..ir.nodes import Node, Region, Store
 from ..ir.refusal import Refusal
 from ..ir.values import is_static
 from . import language
 from .kernel_values import Access, Values
+
+Condition = tuple[Node | None, bool]  # and whether it holds
 
 
 class Aliases(Values):
@@ -60,7 +64,10 @@ class Aliases(Values):
             message = f"`{name}` is written and read at one address in every step of a loop"
             remedy = "Carry the value in a variable, and store it after the loop."
             raise Refusal("in-place access", message, remedy, store.line)
-        if _branches(store.region) != _branches(region):
+        same = [
+            s for s in self.stored if (s.base, s.offset, s.mask) == (store.base, store.offset, store.mask)
+        ]
+        if _branches(region) not in _conditions([_branches(s.region) for s in same]):
             message = f"`{name}` is read in one branch and written in another, or in none"
             remedy = "Load and store it under the same conditions, or write to a buffer of its own."
             raise Refusal("in-place access", message, remedy, store.line)
@@ -84,6 +91,18 @@ class Aliases(Values):
             self.inplace.add(store.base.attrs["name"])
 
 
-def _branches(region: Region) -> set[tuple[Node | None, bool]]:
+def _branches(region: Region) -> frozenset[Condition]:
     """The conditions that something stands under."""
-    return {(r.cond, r.positive) for r in region.chain() if r.cond is not None}
+    return frozenset((r.cond, r.positive) for r in region.chain() if r.cond is not None)
+
+
+def _conditions(stores: list[frozenset[Condition]]) -> set[frozenset[Condition]]:
+    """Conditions under which something is stored: those of each store, and those around an `if` of which both
+    branches store."""
+    found: set[frozenset[Condition]] = set()
+    new = set(stores)
+    while new:
+        found |= new
+        parted = [(a & b, a ^ b) for a, b in combinations(found, 2)]
+        new = {both for both, apart in parted if len(apart) == 2 and len(dict(apart)) == 1} - found
+    return found

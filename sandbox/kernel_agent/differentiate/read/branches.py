@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from dataclasses import replace
 from typing import Any
 
 from ..ir.graph import Graph, broadcast_shape, promote
@@ -59,7 +60,10 @@ class Branches(Calls):
         self.env, self.effects = before, outer_effects
         self.effects.append(stmt)
         for name in {**then, **other}:
-            self.env[name] = self.merge(stmt, then.get(name), other.get(name), name)
+            value = self.merge(stmt, then.get(name), other.get(name), name)
+            if isinstance(value, Poison) and value.fold is None and taken is not None and untaken:
+                value = replace(value, fold=node.lineno)
+            self.env[name] = value
         if one is None and two is None:
             return None
         return Returned(self.merge(stmt, one and one.value, two and two.value, "returned"))
@@ -117,6 +121,8 @@ class Branches(Calls):
         """The value of a name after both branches."""
         if a is b or (not isinstance(a, Node) and type(a) is type(b) and a == b):
             return a
+        if isinstance(a, Poison) or isinstance(b, Poison):
+            return a if isinstance(a, Poison) else b
         if isinstance(a, tuple) and isinstance(b, tuple) and len(a) == len(b):
             return tuple(self.merge(stmt, x, y, name) for x, y in zip(a, b, strict=True))
         if is_static(stmt.cond) and isinstance(a, DType) and isinstance(b, DType):
@@ -127,6 +133,9 @@ class Branches(Calls):
             return Either(stmt.cond, self.alone(stmt, a, True, name), self.alone(stmt, b, False, name))
         if isinstance(a, Ptr) and isinstance(b, Ptr) and a.base is b.base:
             return Ptr(a.base, self.merge(stmt, a.offset, b.offset, offset_name(name)))
+        if isinstance(a, Ptr) and isinstance(b, Ptr):
+            message = f"`{name}` points into another buffer after each of the two branches"
+            return Poison(message, "branch-dependent pointer")
         if isinstance(a, BlockPtr) and isinstance(b, BlockPtr) and a.base is b.base and a.block == b.block:
             pairs = zip(self.leaves(a), self.leaves(b), strict=True)
             return self.rebuild(a, [self.merge(stmt, x, y, name) for x, y in pairs])

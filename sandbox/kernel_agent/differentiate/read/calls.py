@@ -33,6 +33,8 @@ class Calls(Expressions):
         if any(isinstance(a, ast.Starred) for a in node.args) or any(k.arg is None for k in node.keywords):
             raise Refusal("starred call", "starred arguments are not supported in a kernel").at(node)
         owner = self.expr(node.func.value) if isinstance(node.func, ast.Attribute) else None
+        if isinstance(owner, (bool, int, float)):  # what a kernel assigns is a tensor: `total = 0.0`
+            owner = self.node(owner)
         method = isinstance(owner, (Node, Ptr, BlockPtr))
         function = None if method else self.expr(node.func)
         args = [self.expr(a) for a in node.args]

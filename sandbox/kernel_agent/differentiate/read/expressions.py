@@ -39,7 +39,7 @@ class Expressions(Values):
         if node.id in self.env:
             value = self.chosen(self.env[node.id], node.id)
             if isinstance(value, Poison):
-                raise Refusal(value.construct, value.why)
+                raise Refusal(value.construct, value.why, fold=value.fold)
             return value
         if node.id in vars(self.module):
             value = vars(self.module)[node.id]

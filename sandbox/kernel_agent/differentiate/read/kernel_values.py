@@ -102,7 +102,7 @@ class Values:
 
     def node(self, value: Any) -> Node:
         if isinstance(value, Poison):
-            raise Refusal(value.construct, value.why)
+            raise Refusal(value.construct, value.why, fold=value.fold)
         node = self.try_node(value)
         if node is None:
             raise Refusal(

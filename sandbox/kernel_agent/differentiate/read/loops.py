@@ -5,14 +5,25 @@ integer that steps by an invariant is replaced by its closed form at once (loop 
 from __future__ import annotations
 
 import ast
+from itertools import chain
 from typing import Any
 
 from ..ir.graph import promote
-from ..ir.nodes import Carry, For, Node, Region
+from ..ir.nodes import Carry, For, Node, Region, nodes_in
 from ..ir.nonnegative import natural
 from ..ir.refusal import Refusal
 from ..ir.simplify import is_number, is_zero
-from ..ir.values import BlockPtr, Poison, assigned_names, bases, counted, loop_out, quotient, step_of
+from ..ir.values import (
+    BlockPtr,
+    Poison,
+    assigned_names,
+    bases,
+    counted,
+    is_static,
+    loop_out,
+    quotient,
+    step_of,
+)
 from .branches import Branches
 
 
@@ -106,6 +117,8 @@ class Loops(Branches):
         inside = [n for n in dict.fromkeys(assigned_names(node.body)) if n not in extra]
         assigned = [n for n in inside if n in before and not isinstance(before[n], Poison)]
         entry = {name: self.leaves(before[name]) for name in assigned}
+        for leaf in chain.from_iterable(entry.values()):
+            self._complete(leaf)
         plan: dict[tuple[str, int], tuple] = {
             (name, i): ("phi", leaf.dtype, leaf.shape, leaf.active, leaf.weak)
             for name in assigned
@@ -149,6 +162,36 @@ class Loops(Branches):
             self.env[name] = Poison(f"`{name}` is assigned only inside a loop and used after it")
         effects.append(loop)
 
+    def _complete(self, leaf: Node) -> None:
+        """What one branch alone makes, and a loop goes on with, is 0 after the other: the loop's text begins
+        with it on both sides, though nothing reads it there."""
+        if leaf.op != "ifout":
+            return
+        stmt, sides = leaf.attrs["if"], {"then": leaf.attrs["then"], "other": leaf.attrs["other"]}
+        for side, value in sides.items():
+            if value is not None:
+                self._complete(value)
+                continue
+            leaf.attrs["alone"] = "then" if side == "other" else "other"
+            with self.g.at(stmt.then if side == "then" else stmt.other):
+                leaf.attrs[side] = self.g.zeros(leaf.shape, leaf.dtype)
+
+    def _step(self, init: Node, phi: Node, out: Node) -> Node | None:
+        """What a step adds; to what one side of a flag alone begins with, what it adds there."""
+        side = init.attrs.get("alone") if init.op == out.op == "ifout" else None
+        if side is not None and is_static(init.args[0]) and out.args[0] is init.args[0]:
+            out = out.attrs[side]
+        step = step_of(self.g, phi, out)
+        given = step is not None and all(isinstance(n.attrs.get("traced", 0), int) for n in nodes_in([step]))
+        return self._before(step, phi.home) if step is not None and side is not None and given else step
+
+    def _before(self, step: Node, region: Region) -> Node:
+        """A sum or product of numbers that a branch of a loop computes, computed before the loop."""
+        if step.op not in ("add", "sub", "mul", "neg"):
+            return step
+        with self.g.at(region.parent or self.g.top):
+            return self.g.again(step, [self._before(arg, region) for arg in step.args], upstream=False)
+
     def _same_blocks(self, node: Any, before: dict, assigned: list[str]) -> None:
         for name in assigned:
             a, b = before[name], self.env[name]
@@ -184,7 +227,7 @@ class Loops(Branches):
             if how[0] in ("same", "closed") or out is phi or out is init:
                 revised[key] = ("same",) if how[0] == "phi" else how
                 continue
-            step = step_of(self.g, phi, out) if affine is not None and not out.is_float else None
+            step = self._step(init, phi, out) if affine is not None and not out.is_float else None
             if affine is not None and step is not None and not step.home.inside(region):
                 revised[key] = ("closed", *self._scaled(step, affine))
                 continue

@@ -11,10 +11,10 @@ from __future__ import annotations
 import ast
 from typing import Any
 
-from ..ir.nodes import Node, nodes_in, operands, reachable
+from ..ir.nodes import Node, is_float, nodes_in, operands, reachable
 from ..ir.refusal import Refusal
-from ..ir.values import Kernel, Ptr, Returned, offset_name, returns
-from . import syntax_check
+from ..ir.values import Arg, DType, Kernel, Ptr, Returned, offset_name, returns
+from . import language, syntax_check
 from .aliases import Aliases
 from .loops import Loops
 
@@ -22,12 +22,20 @@ from .loops import Loops
 class Builder(Loops, Aliases):
     """Interprets one kernel over the graph. Owns the graph it makes."""
 
+    def _named(self, arg: Arg, param: Node) -> Ptr | DType | Node:
+        """What a parameter's name stands for. A type of floats is the parameter's own: it may be another one
+        in other calls."""
+        kind = language.from_python(arg.value) if arg.kind == "constexpr" else None
+        if isinstance(kind, DType):
+            return DType(f"${kind.name}:{arg.name}:") if is_float(kind.name) else kind
+        return Ptr(param, self.g.const(0)) if arg.kind == "pointer" else param
+
     def kernel(self) -> Kernel:
         syntax_check.check(self.source)
         params = {}
         for name, arg in self.args.items():
             params[name] = self._param(arg)
-            self.env[name] = Ptr(params[name], self.g.const(0)) if arg.kind == "pointer" else params[name]
+            self.env[name] = self._named(arg, params[name])
         self.block(self.source.body)
         self._check_aliases()
         self.g.places = [store.offset for store in self.stored]

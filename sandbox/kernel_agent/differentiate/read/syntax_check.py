@@ -1,4 +1,6 @@
-"""The statements of Python that no pass understands: a kernel with one is refused before any pass."""
+"""The statements of Python that no pass understands: a kernel with one is refused before any pass. One that
+raises is refused where it is read: most stand in branches that a call does not take.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +9,7 @@ import ast
 from ..ir.refusal import Refusal
 
 _STATEMENTS: dict[type, str] = {
-    **{
-        kind: kind.__name__.lower()
-        for kind in (ast.Break, ast.Continue, ast.Try, ast.With, ast.Raise, ast.Global)
-    },
+    **{kind: kind.__name__.lower() for kind in (ast.Break, ast.Continue, ast.Try, ast.With, ast.Global)},
     **{kind: kind.__name__.lower() for kind in (ast.Nonlocal, ast.Import, ast.Lambda, ast.Await, ast.Yield)},
     ast.FunctionDef: "nested function",
     ast.ClassDef: "class",

@@ -378,6 +378,18 @@ def _written(
     return host, call, source, home
 
 
+def _interpreted(made: Callable[[frozenset[int]], Builder], folded: frozenset[int]) -> tuple[Builder, Kernel]:
+    """A kernel, read without those branches besides `folded` that leave in a name what cannot be used."""
+    while True:
+        builder = made(folded)
+        try:
+            return builder, builder.kernel()
+        except Refusal as refusal:
+            if refusal.fold is None or refusal.fold in folded:
+                raise
+            folded |= {refusal.fold}
+
+
 def _site(
     fwd: Forward,
     launch: Launch,
@@ -402,11 +414,14 @@ def _site(
     here = frozenset(line for path, line in folds if path == home.path)
 
     def read(facts: dict[tuple, bool] | None = None, whole: str | None = None) -> tuple[Builder, Kernel]:
-        builder = Builder(source, home.module, home.functions, args, here, facts, whole)
-        builder.tl = language_name(fwd.module) if home.imported else builder.tl
-        builder.spread = (blocks.rows, blocks.axis) if isinstance(blocks, Tiles) else None
+        def made(folded: frozenset[int]) -> Builder:
+            builder = Builder(source, home.module, home.functions, args, folded, facts, whole)
+            builder.tl = language_name(fwd.module) if home.imported else builder.tl
+            builder.spread = (blocks.rows, blocks.axis) if isinstance(blocks, Tiles) else None
+            return builder
+
         try:
-            return builder, builder.kernel()
+            return _interpreted(made, here)
         except Refusal as refusal:
             raise refusal.at(source, home.path) from None
 

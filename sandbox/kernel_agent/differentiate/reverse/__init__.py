@@ -3,7 +3,8 @@
 In: a kernel's graph. Out: gradient writes in loops and branches, every one of them atomic, and where forward
 values come from.
 
-    running_maxima   maxima that cancel are taken out of the forward first
+    normalised       sums that each step divides are divided after the loop
+    running_maxima   maxima that cancel are taken out of the forward
     sweep            the reverse sweep, last effect first
     rules            the adjoint of every operation
     winners          what a loop chooses, where a number tells the step that it is from

@@ -23,7 +23,7 @@ from ..ir.rewriter import Rewriter
 from ..ir.simplify import is_zero
 from ..read import language
 from . import derivatives
-from .padding import dead_lanes_hurt, value_hurts
+from .padding import TAME, dead_lanes_hurt, value_hurts
 
 Contributions = Iterator[tuple[Node, Node]]
 RULES: dict[str, Callable[[Graph, Node, Node], Contributions]] = {}
@@ -116,8 +116,8 @@ def chosen(g: Graph, d: Node, contribution: Callable[[Node], Node], dead: bool =
     return g.where(cond, g.number(0), contribution(second if below is d else d))
 
 
-def may_be_undefined(node: Node) -> bool:
-    """Whether lanes of a value may be no number by a function or a division of each."""
+def may_be_undefined(node: Node, but: tuple[str, ...] = ()) -> bool:
+    """Whether lanes of a value may be no number by a division of each, or by a function `but` for some."""
     rest, seen = [node], set[Node]()
     while rest:
         one = rest.pop()
@@ -127,6 +127,7 @@ def may_be_undefined(node: Node) -> bool:
         if (
             one.op == "call"
             and one.attrs["fn"] in derivatives.UNDEFINED
+            and one.attrs["fn"] not in but
             or one.op == "div"
             and is_lanewise(one.args[1])
         ):
@@ -160,7 +161,9 @@ def _(g: Graph, n: Node, d: Node) -> Contributions:
     lanes = lanes_of("div", n) if is_lanewise(b) else plainly
     yield a, lanes(g, d, lambda d: quotient(g, d, b))
     if b.active:
-        yield b, lanes(g, d, lambda d: g.neg(quotient(g, g.mul(d, n), b)))
+        hurts = may_be_infinite(n) or (lanes is plainly and may_be_undefined(a, TAME))
+        times = functools.partial(product, g) if hurts else g.mul
+        yield b, lanes(g, d, lambda d: g.neg(quotient(g, times(d, n), b)))
 
 
 def quotient(g: Graph, d: Node, divisor: Node) -> Node:

@@ -170,6 +170,11 @@ class Analysis:
 
     _dot = _div = _mul
 
+    def _compare(self, node: Node, args: list[Shift]) -> Shift:
+        """With 0: what is scaled keeps its sign."""
+        kinds = {t.kind for t in args}
+        return INVARIANT if kinds == {"zero", "scale"} else _unknown(*args)
+
     def _reduce(self, node: Node, args: list[Shift]) -> Shift:
         passing = ("scale", "zero") if node.attrs["fn"] == "sum" else ("shift", "scale")
         return args[0] if args[0].kind in passing else _unknown(*args)

@@ -2,7 +2,8 @@
 
 Those lanes contribute nothing where the adjoint is zero on them, because the upstream gradient was loaded
 under `rows < M`. Then the gradient is written at `rows` under that mask, which other passes can prove
-disjoint. The zero is proven by following where values can differ from zero.
+disjoint. The zero is proven by following where values can differ from zero. An index of a load in the
+address stays wrapped: that load may have no mask, and reads beyond its array otherwise.
 """
 
 from __future__ import annotations
@@ -27,12 +28,14 @@ def unwrap(reverse: Reverse) -> None:
         if not table:
             continue
         g.here, g.reverse = write.region, True
-        mask = write.mask
+        mask, unwrapped = write.mask, set(table.values())
         for core, bound, axis in sorted(held, key=lambda b: (b[2], b[0].id)):
-            if core not in table.values():
+            if core not in unwrapped:
                 continue
             inside = g.along(g.compare("<", core, bound), axis, len(write.offset.shape))
             mask = g.both(mask, inside)
+        loads = [n for n in nodes_in([write.offset]) if n.op == "load"]
+        table |= {load: load for load in loads if any(n in table for n in nodes_in(load.args))}
         write.offset = Rewriter(g, table.get).node(write.offset)
         if mask is not None and mask.shape != write.offset.shape:
             mask = g.broadcast(mask, write.offset.shape)
@@ -60,6 +63,8 @@ def _found(node: Node, memo: dict[Node, frozenset[Bound]]) -> frozenset[Bound] |
         return upper_bounds(args[2], len(node.shape)) if zero else frozenset()
     if op in ("cast", "neg"):
         return _support(args[0], memo)
+    if op == "broadcast":
+        return _aligned(args[0], node, memo)
     if op in ("mul", "div"):
         return frozenset().union(*(_aligned(arg, node, memo) for arg in args[: 2 if op == "mul" else 1]))
     if op in ("add", "sub"):

@@ -13,7 +13,7 @@ from typing import Any
 from ..ir.names import suggested
 from ..ir.nodes import If, Node, Region, TapeStore, beneath, nodes_in, real, walk
 from ..ir.rewriter import Rewriter
-from ..ir.values import is_static, takes_loop
+from ..ir.values import is_named, is_static, takes_loop
 from ..reverse.sweep import Reverse, writes
 from .programs import Programs
 
@@ -68,7 +68,7 @@ class Spills:
     def narrowed(self, node: Node) -> bool:
         """Whether a value is one for products, of the type of a tensor's elements, and nothing wants it as it
         was computed: then it is kept so, in half the bytes."""
-        if node.op != "cast" or not node.dtype.startswith("$") or not node.is_float:
+        if node.op != "cast" or not node.dtype.startswith("$") or not node.is_float or is_named(node.dtype):
             return False
         if node in self.sides:
             return True

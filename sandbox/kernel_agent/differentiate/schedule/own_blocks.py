@@ -28,7 +28,7 @@ from ..prove.beyond import Beyond
 from ..prove.blocks import Blocks, Hangs
 from ..read.trace import Blocks as Sizes
 from ..read.trace import Site, program_axes
-from ..reverse import running_maxima
+from ..reverse import normalised, running_maxima
 
 # Rows, columns, warps. For heads of 64 half numbers, sm_90 spills nothing in the first two, some in the last.
 OFFERED = ((64, 64, 4), (64, 128, 8), (128, 64, 8), (128, 128, 8), (64, 128, 4))
@@ -82,6 +82,7 @@ def find(site: Site) -> Own | None:
     ):
         return None
     kernel = site.again({}, None)
+    normalised.undivide(kernel, [])
     running_maxima.detach(kernel, [])
     loops = [e for e in walk(kernel.effects) if isinstance(e, For)]
     loops += [n.attrs["loop"] for n in nodes_in(kernel.effects) if n.op == "loopout"]

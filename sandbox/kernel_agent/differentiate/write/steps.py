@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..ir.nodes import Node
+from ..ir.nodes import Node, real
 from ..ir.spelling import gradient_name
+from ..ir.values import is_named
 from ..read import trace
 from ..reverse import checkpoints, forward_values
 from ..reverse.sweep import writes
@@ -43,7 +44,9 @@ def scratch(text: FunctionText, step: Step, buffer: forward_values.Buffer | Spil
     """Allocate `each` elements for every program of the forward."""
     size = f"{program_count(text.site)} * {each}"
     dtype = f"torch.{'bool' if buffer.dtype == 'int1' else buffer.dtype}"
-    if buffer.dtype.startswith("$"):  # that of a tensor's elements
+    if is_named(buffer.dtype):
+        dtype = f"torch.{'float64' if real(buffer.dtype) == 'float64' else 'float32'}"
+    elif buffer.dtype.startswith("$"):  # that of a tensor's elements
         dtype = f"{text.value(buffer.dtype.split(':')[1])}.dtype"
     made = f"torch.empty({size}, dtype={dtype}, device={text.device()})"
     step.setup.append(f"{buffer.name} = {made}")
