@@ -164,3 +164,14 @@ def test_kink__is_what_stays_as_steps_shrink(bends: tuple[float, ...], noise: fl
     steps = zip((1.0, 0.5, 0.2), bends, strict=False)
     tried = [finite_differences.Slope(step, 1.0, 1.0, noise, bend) for step, bend in steps]
     assert finite_differences.is_kink(tried) == kink
+
+
+def test_kink_beside_the_middle_among_others__leaves_the_slope_open() -> None:
+    """Each slope has both sides of it, so that they agree; others further away let what bends shrink."""
+    bends, numerics = (2.1, 1.4, 0.98, 0.75), (-12.7, -12.5, -12.6, -12.6)
+    steps = zip((1.0, 0.5, 0.2, 0.05), numerics, bends, strict=True)
+    tried = [finite_differences.Slope(step, -11.85, numeric, 0.0, bend) for step, numeric, bend in steps]
+    assert not finite_differences.is_kink(tried)
+    assert verdict(finite_differences._trusted(tried, kink=False).to_dict()) == "open"
+    smooth = [finite_differences.Slope(one.step, -11.85, -12.6, 0.0, 1e-3 * one.step) for one in tried]
+    assert verdict(finite_differences._trusted(smooth, kink=False).to_dict()) == "disagrees"

@@ -217,7 +217,9 @@ def _spread(tried: list[Slope]) -> float:
 
 
 def _trusted(tried: list[Slope], kink: bool) -> Slope:
-    """The one in the middle, as far as the others agree with it: not at all where they are of a kink."""
+    """The one in the middle, as far as the others agree with it: not at all where they are of a kink. What
+    still lies between the slopes ahead and behind at the last step may be one of several kinks, next to the
+    middle: there the gradient is the slope of one side."""
     middle = tried[len(tried) // 2]
-    middle.spread = math.inf if kink else _spread(tried)
+    middle.spread = math.inf if kink else _spread(tried) + tried[-1].bend
     return middle
