@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The drafts of the differentiator for the forwards of dataset/, without a model and without the tuner, judged.
+"""Drafts of the differentiator for the forwards of dataset/, without a model and without the tuner, judged.
 
     scripts/draft_all.py --out bench/results/drafts-h200.json [--device cuda] [--dtype bfloat16]
                          [--only REGEX] [--resume] [--jobs 10] [--budget SECONDS]

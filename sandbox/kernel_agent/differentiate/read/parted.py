@@ -1,5 +1,5 @@
-"""Outputs that are parts of one tensor, `mean, rstd = torch.empty((2, N))`: views, of which autograd follows a
-launch into one alone. Where nothing but the parts is used, they may be tensors of their own over the same
+"""Outputs that are parts of one tensor, `mean, rstd = torch.empty((2, N))`: views, of which autograd follows
+a launch into one alone. Where nothing but the parts is used, they may be tensors of their own over the same
 memory; tracing sees them so, and so does the copy of the host function."""
 
 from __future__ import annotations
