@@ -88,3 +88,20 @@ def test_tensor_that_is_used_beside_its_parts__is_not_parted(
 ) -> None:
     with pytest.raises(Unusable, match="`mean_ptr` is a view"):
         draft(edited(*edits), DIMS[0])
+
+
+TURNED = [("    y = torch.empty_like(x)\n", "    y = torch.empty((N, M), device=x.device, dtype=x.dtype).transpose(0, 1)\n"),
+          ("    mean, square = torch.empty((2, M), device=x.device, dtype=torch.float32)\n",
+           "    mean, square = (torch.empty(M, device=x.device, dtype=torch.float32) for _ in range(2))\n"),
+          ("tl.store(y_ptr + row * N + cols, (x - mean) * scale, mask=cols < N)",
+           "tl.store(y_ptr + row + cols * M, (x - mean) * scale, mask=cols < N)\n    tl.store(scale_ptr + row, scale)"),
+          ("y_ptr, N, BLOCK", "y_ptr, scale_ptr, M, N, BLOCK"), ("y, N, BLOCK=32)", "y, torch.empty_like(mean), M, N, BLOCK=32)")]  # fmt: skip
+
+
+def test_view_of_a_fresh_tensor_beside_another_output__is_an_output_like_any(
+    edited: Callable[..., Path],
+) -> None:
+    file = edited(*TURNED)
+    result = draft(file, DIMS[0])
+    assert "dtype=x.dtype).transpose(0, 1).detach()" in result["backward"]
+    assert_right(file, result, [(dims, layout) for dims in DIMS for layout in ("normal", "expanded")])

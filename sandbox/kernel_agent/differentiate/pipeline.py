@@ -145,7 +145,7 @@ def differentiate(
     first does not. Raises Refusal; errors.Unusable for the user's."""
     tuning.bind(fwd, config or {})
 
-    apart: list[ast.expr] = []  # fresh tensors whose parts are tensors of their own
+    apart: list[parted.Apart] = []  # views of fresh tensors that are tensors of their own
 
     def attempt(schedule: str | None, folds: trace.Folds = frozenset(), queued: bool = True) -> Draft:
         first, *more = (partial(draw.make_inputs, fwd, d, seed, dtype=dtype) for d in [dims, *others])
@@ -204,7 +204,7 @@ def _attempt(
     schedule: str | None,
     config: dict[str, Any],
     longest: dict[int, int],
-    apart: Sequence[ast.expr],
+    apart: Sequence[parted.Apart],
 ) -> Draft:
     """One attempt with one schedule."""
     sites = [site for site in traced if site.outputs]

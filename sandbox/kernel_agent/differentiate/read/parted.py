@@ -1,6 +1,7 @@
-"""Outputs that are parts of one tensor, `mean, rstd = torch.empty((2, N))`: views, of which autograd follows
-a launch into one alone. Where nothing but the parts is used, they may be tensors of their own over the same
-memory; tracing sees them so, and so does the copy of the host function."""
+"""Outputs that are views of a fresh tensor, `mean, rstd = torch.empty((2, N))` or
+`torch.empty(B, S, H, D).transpose(1, 2)`: autograd follows a launch into one view alone. Where nothing but the
+parts or the view is used, they may be tensors of their own over the same memory; tracing sees them so, and so
+does the copy of the host function."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ import ast
 import contextlib
 import copy
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -17,24 +19,50 @@ from .host_functions import HostFunctions, Method
 PARTED = "parted"
 CONSTRUCT = "view as output"
 _FRESH = ("empty", "zeros", "ones", "full", "empty_like", "zeros_like", "new_empty", "new_zeros", "new_full")
+_VIEWS = ("transpose", "permute", "view", "unsqueeze", "squeeze", "t", "swapaxes", "movedim", "unflatten")
 
 
-def find(fwd: Forward) -> list[ast.expr]:
-    """Fresh tensors, as written, of which only the parts along the first axis are used."""
+@dataclass(frozen=True)
+class Apart:
+    """An expression of a host function: a tensor whose parts are to be tensors of their own, or a view that is
+    to be one."""
+
+    value: ast.expr
+    parts: bool
+
+    def text(self, written: str) -> str:
+        """What stands in its place."""
+        return f"{PARTED}({written})" if self.parts else f"{written}.detach()"
+
+
+def find(fwd: Forward) -> list[Apart]:
+    """Fresh tensors of which only the parts along the first axis are used, and views of those without a name."""
     functions = [
         function
         for function in HostFunctions(fwd.tree).by_name.values()
         if not isinstance(function, Method)
         and not any(isinstance(n, ast.Name) and n.id == PARTED for n in ast.walk(function))
     ]
-    return [
-        statement.value
-        for function in functions
-        for statement in ast.walk(function)
-        if isinstance(statement, ast.Assign)
-        and _is_fresh(statement.value)
-        and _is_parted(statement, function)
-    ]
+    found: list[Apart] = []
+    for function in functions:
+        for statement in (node for node in ast.walk(function) if isinstance(node, ast.Assign)):
+            if _is_fresh(statement.value) and _is_parted(statement, function):
+                found.append(Apart(statement.value, parts=True))
+            elif isinstance(statement.targets[0], ast.Name) and _is_view(statement.value):
+                found.append(Apart(statement.value, parts=False))
+    return found
+
+
+def _place(node: ast.expr) -> tuple[int, int, int | None, int | None]:
+    return node.lineno, node.col_offset, node.end_lineno, node.end_col_offset
+
+
+def _is_view(value: ast.expr) -> bool:
+    """Whether an expression is a view of a fresh tensor, by methods."""
+    methods = 0
+    while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in _VIEWS:
+        value, methods = value.func.value, methods + 1
+    return methods > 0 and _is_fresh(value)
 
 
 def _is_fresh(value: ast.expr) -> bool:
@@ -62,15 +90,19 @@ def _is_part(node: ast.Subscript) -> bool:
 
 
 class _Parting(ast.NodeTransformer):
-    def __init__(self, found: Sequence[ast.expr]) -> None:
-        self.places = {(node.lineno, node.col_offset) for node in found}
+    def __init__(self, found: Sequence[Apart]) -> None:
+        self.found = {_place(one.value): one for one in found}
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
-        if (node.lineno, node.col_offset) not in self.places:
+        one = self.found.get(_place(node))
+        if one is None:
             return node
-        called = ast.Name(PARTED, ast.Load())
-        return ast.fix_missing_locations(ast.copy_location(ast.Call(called, [node], []), node))
+        if one.parts:
+            new = ast.Call(ast.Name(PARTED, ast.Load()), [node], [])
+        else:
+            new = ast.Call(ast.Attribute(node, "detach", ast.Load()), [], [])
+        return ast.fix_missing_locations(ast.copy_location(new, node))
 
 
 def _parts(t: torch.Tensor) -> list[torch.Tensor]:
@@ -78,10 +110,10 @@ def _parts(t: torch.Tensor) -> list[torch.Tensor]:
 
 
 @contextlib.contextmanager
-def apart(fwd: Forward, found: Sequence[ast.expr]) -> Iterator[None]:
+def apart(fwd: Forward, found: Sequence[Apart]) -> Iterator[None]:
     """Host functions of the file part these tensors, until the end."""
     names, stub = vars(fwd.module), fwd.stub
-    lines = {node.lineno for node in found}
+    lines = {one.value.lineno for one in found}
     changed = [
         f
         for f in fwd.tree.body

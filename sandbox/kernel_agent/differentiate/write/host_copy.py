@@ -11,7 +11,7 @@ import torch
 from ...forward import Forward
 from ...source import autodiff_names
 from ..read.host_functions import HostFunctions, Method
-from ..read.parted import PARTED
+from ..read.parted import Apart
 from ..read.trace import Site, Untraced
 from .line_breaks import WIDTH, wrap
 
@@ -40,11 +40,11 @@ def host_copy(
     untraced: list[Untraced],
     renamed: dict[str, str],
     owned: Sequence[str],
-    parted: Sequence[ast.expr] = (),
+    apart: Sequence[Apart] = (),
 ) -> str:
     """A copy of a host function, NAME_autograd, its launches made through their Functions; those that are
-    `untraced` raise. Parameters that are `owned` come to have memory of their own, and so, to autograd, do
-    the parts of tensors that are `parted`."""
+    `untraced` raise. Parameters that are `owned` come to have memory of their own; what is `apart` is a tensor
+    of its own to autograd."""
     source = _noted(fwd.source, stub) if isinstance(stub, Method) else fwd.source
     lines = source.splitlines()
     edits: list[tuple[ast.AST, str]] = [
@@ -81,7 +81,7 @@ def host_copy(
             if isinstance(every.by_name[name], Method):
                 edits.append((_before(node.args[0]), "Unsaved(), "))  # its context
     within = {id(node) for node in ast.walk(stub)}
-    edits += [(t, f"{PARTED}({_segment(source, t)})") for t in parted if id(t) in within]
+    edits += [(one.value, one.text(_segment(source, one.value))) for one in apart if id(one.value) in within]
     edits += [(name, "torch.cuda") for name in _of_torch_cuda(fwd, stub)]
     taken = {line for site in sites if site.host is stub for line in site.taken}
     edits += [(call, f"address_of({_segment(source, t)}, pointed)") for call, t in _taking(stub, taken)]
