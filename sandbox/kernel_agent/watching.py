@@ -29,6 +29,8 @@ _ALLOCATIONS = frozenset(
 )
 # Sums and casts are honest of anybody (agent/core/conduct.c), but for what flow.py says of some.
 _ACCUMULATION = frozenset({"aten::add", "aten::add_", "aten::sum", "aten::_to_copy"})
+# Of two the larger or the smaller one, and half for each where they are equal.
+_CHOSEN = "aten::div aten::eq aten::ge aten::gt aten::le aten::lt aten::masked_fill_ aten::where"
 # What autograd's formula for an operation of the stub computes with. The stub's kernels are the candidate's
 # work, these are not.
 _FORMULAS = {
@@ -43,6 +45,39 @@ _FORMULAS = {
     "aten::log": "aten::div",
     "aten::logsumexp": "aten::exp aten::mul aten::sub",
     "aten::cumsum": "aten::cumsum",
+    "aten::log1p": "aten::div",
+    "aten::pow": "aten::mul aten::pow",
+    "aten::sqrt": "aten::div aten::mul",
+    "aten::rsqrt": "aten::mul aten::pow",
+    "aten::reciprocal": "aten::mul aten::neg",
+    "aten::sin": "aten::cos aten::mul",
+    "aten::cos": "aten::mul aten::neg aten::sin",
+    "aten::abs": "aten::mul aten::sgn",
+    "aten::relu": "aten::threshold_backward",
+    "aten::leaky_relu": "aten::leaky_relu_backward",
+    "aten::gelu": "aten::gelu_backward",
+    "aten::silu": "aten::silu_backward",
+    "aten::sigmoid": "aten::sigmoid_backward",
+    "aten::tanh": "aten::tanh_backward",
+    "aten::softplus": "aten::softplus_backward",
+    "aten::_softmax": "aten::_softmax_backward_data",
+    "aten::_log_softmax": "aten::_log_softmax_backward_data",
+    "aten::native_layer_norm": "aten::native_layer_norm_backward",
+    "aten::mm": "aten::mm",
+    "aten::bmm": "aten::bmm",
+    "aten::addmm": "aten::mm aten::mul aten::sum",
+    "aten::where": "aten::where",
+    "aten::masked_fill": "aten::masked_fill",
+    "aten::clamp": "aten::ge aten::le aten::logical_and_ aten::where",
+    "aten::maximum": _CHOSEN,
+    "aten::minimum": _CHOSEN,
+    "aten::amax": "aten::div aten::eq aten::mul aten::sum",
+    "aten::amin": "aten::div aten::eq aten::mul aten::sum",
+    "aten::linalg_vector_norm": "aten::div aten::eq aten::masked_fill_ aten::mul",
+    "aten::embedding": "aten::embedding_dense_backward",
+    "aten::gather": "aten::scatter_add",
+    "aten::index": "aten::index_put",
+    "aten::index_select": "aten::index_add",
     "aten::slice": "aten::slice_backward",
     "aten::select": "aten::select_backward",
     "aten::_to_copy": "aten::_to_copy",

@@ -1,7 +1,7 @@
 """Outputs that are views of a fresh tensor, `mean, rstd = torch.empty((2, N))` or
-`torch.empty(B, S, H, D).transpose(1, 2)`: autograd follows a launch into one view alone. Where nothing but the
-parts or the view is used, they may be tensors of their own over the same memory; tracing sees them so, and so
-does the copy of the host function."""
+`torch.empty(B, S, H, D).transpose(1, 2)`: autograd follows a launch into one view alone. Where nothing but
+the parts or the view is used, they may be tensors of their own over the same memory; tracing sees them so,
+and so does the copy of the host function."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _VIEWS = ("transpose", "permute", "view", "unsqueeze", "squeeze", "t", "swapaxes
 
 @dataclass(frozen=True)
 class Apart:
-    """An expression of a host function: a tensor whose parts are to be tensors of their own, or a view that is
-    to be one."""
+    """An expression of a host function: a tensor whose parts are to be tensors of their own, or a view that
+    is to be one."""
 
     value: ast.expr
     parts: bool
@@ -36,7 +36,8 @@ class Apart:
 
 
 def find(fwd: Forward) -> list[Apart]:
-    """Fresh tensors of which only the parts along the first axis are used, and views of those without a name."""
+    """Fresh tensors of which only the parts along the first axis are used, and views of those that have no
+    name."""
     functions = [
         function
         for function in HostFunctions(fwd.tree).by_name.values()

@@ -43,8 +43,8 @@ def host_copy(
     apart: Sequence[Apart] = (),
 ) -> str:
     """A copy of a host function, NAME_autograd, its launches made through their Functions; those that are
-    `untraced` raise. Parameters that are `owned` come to have memory of their own; what is `apart` is a tensor
-    of its own to autograd."""
+    `untraced` raise. Parameters that are `owned` come to have memory of their own; what is `apart` is a
+    tensor of its own to autograd."""
     source = _noted(fwd.source, stub) if isinstance(stub, Method) else fwd.source
     lines = source.splitlines()
     edits: list[tuple[ast.AST, str]] = [
