@@ -136,3 +136,12 @@ def test_windows_that_own_each_element__need_no_zeros(changed) -> None:
     result = draft(file, DIMS)
     assert re.search(r"gradient_of\(\s*x_ptr, written=", result["backward"])
     assert_right(file, result, CASES)
+
+
+@pytest.mark.parametrize("dims", [SIZES[2], SIZES[5]])
+def test_windows_that_do_not_overlap_in_the_traced_call__are_windows_all_the_same(dims, changed) -> None:
+    """Those of another size do; and what a block writes of them lies apart, no lane beside the next."""
+    file = changed()
+    result = draft(file, dims)
+    assert result["report"]["atomics"] == 0, result["backward"]
+    assert_right(file, result, CASES)

@@ -303,7 +303,10 @@ class Turn:
         return groups, merged
 
     def overlapping(self, groups: list[Group]) -> tuple[Group, Group] | None:
-        return next((pair for pair in permutations(groups, 2) if self._overlap(*pair)), None)
+        """Those first that the mask bounds together: they are one index, whatever else their steps reach."""
+        reader = Reader(self.g, self.affine, self.mask, len(self.axes))
+        pairs = sorted(permutations(groups, 2), key=lambda pair: not _is_bounded(reader, *pair))
+        return next((pair for pair in pairs if self._overlap(*pair)), None)
 
     def _overlap(self, high: Group, low: Group) -> bool:
         """Whether steps along `high` are not longer than `low`, or nearly so, in the traced call."""
@@ -316,7 +319,7 @@ class Turn:
         if longest is None or unit is None or step is None or least is None:
             return False
         taps = longest > 1 and all(v.kind == "trip" for v, _ in low.terms)
-        lanes = any(v.kind == "lane" for v, _ in high.terms)
+        lanes = any(v.kind == "lane" for v, _ in high.terms) or _is_bounded(reader, high, low)
         reach = (longest - 1) * abs(unit)
         return least <= step <= (max(reach, TAP_STRIDE * least) if taps and lanes else reach)
 
@@ -671,6 +674,12 @@ class Turn:
 
     def _monomial(self, monomial: Monomial) -> Node:
         return monomial_node(self.affine, self.g, monomial)
+
+
+def _is_bounded(reader: Reader, high: Group, low: Group) -> bool:
+    """Whether the mask bounds the sum of two dimensions, as the place of a window and the tap in it."""
+    both = {var for var, _ in (*high.terms, *low.terms)}
+    return any(set(known) == both for known, _, _ in reader.bounds.found)
 
 
 def _of(position: Position, windows: list[Window]) -> list[Window]:
