@@ -32,7 +32,8 @@ _ACCUMULATION = frozenset({"aten::add", "aten::add_", "aten::sum", "aten::_to_co
 # Of two the larger or the smaller one, and half for each where they are equal.
 _CHOSEN = "aten::div aten::eq aten::ge aten::gt aten::le aten::lt aten::masked_fill_ aten::where"
 # What autograd's formula for an operation of the stub computes with. The stub's kernels are the candidate's
-# work, these are not.
+# work, these are not. None of operations that are honest of a candidate's own backward and whose formula is
+# not, as an index, which is differentiated by a scatter: it might be differentiated there.
 _FORMULAS = {
     "aten::add": "aten::mul aten::sum",
     "aten::sub": "aten::mul aten::neg aten::sum",
@@ -76,8 +77,6 @@ _FORMULAS = {
     "aten::linalg_vector_norm": "aten::div aten::eq aten::masked_fill_ aten::mul",
     "aten::embedding": "aten::embedding_dense_backward",
     "aten::gather": "aten::scatter_add",
-    "aten::index": "aten::index_put",
-    "aten::index_select": "aten::index_add",
     "aten::slice": "aten::slice_backward",
     "aten::select": "aten::select_backward",
     "aten::_to_copy": "aten::_to_copy",

@@ -75,8 +75,6 @@ CALLS: dict[str, Callable[[], torch.Tensor]] = {
     "norm": lambda: torch.linalg.vector_norm(of(3, 4), dim=-1),
     "embedding": lambda: functional.embedding(AT, of(3, 4)),
     "gather": lambda: of(3, 4).gather(1, torch.zeros(3, 1, dtype=torch.long)),
-    "index": lambda: of(5)[AT],
-    "index_select": lambda: of(5).index_select(0, AT),
 }
 
 
@@ -96,3 +94,8 @@ def test_engine__may_do_what_the_stubs_operation_is_differentiated_by(name: str)
 def test_engine__may_do_nothing_for_operations_that_the_stub_has_not() -> None:
     assert "aten::_softmax_backward_data" not in engine_may(["aten::mul", "aten::empty"])
     assert "aten::mm" not in engine_may(["aten::relu"])
+
+
+def test_engine__may_scatter_for_no_index_of_the_stub() -> None:
+    """An index is honest in a backward, and what it is differentiated by adds up."""
+    assert not {"aten::index_put", "aten::index_add"} & engine_may(["aten::index", "aten::index_select"])
