@@ -45,8 +45,8 @@ class Aliases(Values):
             if store.offset is not offset or store.mask is not mask:
                 self.apart.append((store, offset, mask, region))
         stored = {(s.base, s.offset, s.mask) for s, _ in pairs}
-        loaded = {read[:3] for _, read in pairs}
-        for base, _, _ in loaded - stored:  # it keeps the upstream gradient, and has another besides
+        loaded = dict.fromkeys(read[:3] for _, read in pairs)
+        for base in (one[0] for one in loaded if one not in stored):  # it keeps the upstream, and has another
             line = next(s.line for s, _ in pairs if s.base is base)
             raise self._elsewhere(base.attrs["name"], line)
         blind = {s for s, _ in pairs if s.value.is_float and (s.base, s.offset, s.mask) not in loaded}
