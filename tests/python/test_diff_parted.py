@@ -82,7 +82,10 @@ WHOLE = [*BY_NUMBER, ("    return y\n", "    return y + 0 * part.sum()\n")]
 WRITTEN = [*BY_NUMBER, ("    return y\n", "    part[0] = 1.0\n    return y\n")]
 
 
-@pytest.mark.parametrize("edits", [WHOLE, WRITTEN], ids=["whole", "written"])
+DECORATED = [("def normed(x):\n", "@torch.no_grad()\ndef normed(x):\n")]
+
+
+@pytest.mark.parametrize("edits", [WHOLE, WRITTEN, DECORATED], ids=["whole", "written", "decorated"])
 def test_tensor_that_is_used_beside_its_parts__is_not_parted(
     edits: list, edited: Callable[..., Path]
 ) -> None:

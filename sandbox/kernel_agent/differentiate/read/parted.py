@@ -37,19 +37,17 @@ class Apart:
 
 def find(fwd: Forward) -> list[Apart]:
     """Fresh tensors of which only the parts along the first axis are used, and views of those that have no
-    name."""
-    functions = [
-        function
-        for function in HostFunctions(fwd.tree).by_name.values()
-        if not isinstance(function, Method)
-        and not any(isinstance(n, ast.Name) and n.id == PARTED for n in ast.walk(function))
-    ]
+    name. Not in a function that others are made of, by decorators."""
     found: list[Apart] = []
-    for function in functions:
+    for function in HostFunctions(fwd.tree).by_name.values():
+        marks = int(function.name == fwd.stub_name)
+        named = any(isinstance(n, ast.Name) and n.id == PARTED for n in ast.walk(function))
+        if isinstance(function, Method) or named or len(function.decorator_list) > marks:
+            continue
         for statement in (node for node in ast.walk(function) if isinstance(node, ast.Assign)):
-            if _is_fresh(statement.value) and _is_parted(statement, function):
+            if _is_fresh(fwd, statement.value) and _is_parted(statement, function):
                 found.append(Apart(statement.value, parts=True))
-            elif isinstance(statement.targets[0], ast.Name) and _is_view(statement.value):
+            elif isinstance(statement.targets[0], ast.Name) and _is_view(fwd, statement.value):
                 found.append(Apart(statement.value, parts=False))
     return found
 
@@ -58,16 +56,21 @@ def _place(node: ast.expr) -> tuple[int, int, int | None, int | None]:
     return node.lineno, node.col_offset, node.end_lineno, node.end_col_offset
 
 
-def _is_view(value: ast.expr) -> bool:
+def _is_view(fwd: Forward, value: ast.expr) -> bool:
     """Whether an expression is a view of a fresh tensor, by methods."""
     methods = 0
     while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in _VIEWS:
         value, methods = value.func.value, methods + 1
-    return methods > 0 and _is_fresh(value)
+    return methods > 0 and _is_fresh(fwd, value)
 
 
-def _is_fresh(value: ast.expr) -> bool:
-    return isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in _FRESH
+def _is_fresh(fwd: Forward, value: ast.expr) -> bool:
+    """Whether torch, or a method of a tensor, allocates it."""
+    if not (isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute)):
+        return False
+    owner = value.func.value
+    of_torch = isinstance(owner, ast.Name) and vars(fwd.module).get(owner.id) is torch
+    return value.func.attr in _FRESH and (of_torch or value.func.attr.startswith("new_"))
 
 
 def _is_parted(statement: ast.Assign, function: ast.FunctionDef) -> bool:
