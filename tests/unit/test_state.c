@@ -8,6 +8,7 @@
 #include <cmocka.h>
 #include <errno.h>
 #include <math.h>
+#include <semaphore.h>
 #include <signal.h>
 #include <stdio.h>
 #include <sys/resource.h>
@@ -15,6 +16,7 @@
 
 #include "agent/disk/state.h"
 #include "agent/io/loop.h"
+#include "agent/io/work.h"
 #include "base/files.h"
 
 struct fixture {
@@ -240,7 +242,18 @@ static void state__with_a_loop__commits_and_closes_on_a_thread(void **state)
     free(path);
 }
 
-/* What a thread could not have the disk take is told by the next write. */
+static void wait_for(void *arg)
+{
+    sem_wait(arg);
+}
+
+static void do_nothing(void *arg)
+{
+    (void)arg;
+}
+
+/* What a thread could not have the disk take is told by the next write. The only thread is kept until the log
+ * is gone. */
 static void state__with_a_loop__a_log_that_is_gone__refuses_the_next_write(void **state)
 {
     struct fixture *fixture = *state;
@@ -248,20 +261,26 @@ static void state__with_a_loop__a_log_that_is_gone__refuses_the_next_write(void 
     struct ka_state *behind = NULL;
     struct ka_err err;
     char *path = ka_path_join(fixture->dir, "gone.db"), *log = ka_path_join(fixture->dir, "gone.db-wal");
+    sem_t gone;
+    assert_int_equal(sem_init(&gone, 0, 0), 0);
+    ka_work_start(loop, wait_for, do_nothing, &gone);
     assert_int_equal(ka_state_open(path, true, loop, &behind, NULL), 0);
     assert_int_equal(unlink(log), 0);
+    sem_post(&gone);
     ka_loop_run(loop);
     assert_int_equal(ka_state_put(behind, "more", json_true(), &err), -EIO);
     assert_non_null(strstr(err.msg, path));
     ka_state_close(behind);
     ka_loop_run(loop);
     assert_int_equal(ka_loop_close(loop), 0);
+    sem_destroy(&gone);
     free(path);
     free(log);
 }
 
 int main(void)
 {
+    setenv("UV_THREADPOOL_SIZE", "1", 1);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(state__documents_and_job__survive_reopening, setup, teardown),
         cmocka_unit_test_setup_teardown(state__what_was_not_committed__has_not_happened, setup, teardown),
