@@ -32,7 +32,7 @@ from .specialised import Compiler, Warmed
 MODES = ("interpret", "compile", "cuda")
 
 # Launch options of the CUDA backend with the defaults that compiled kernels get.
-_OPTION_DEFAULTS = {"num_warps": 4, "num_stages": 3, "num_ctas": 1}
+OPTION_DEFAULTS = {"num_warps": 4, "num_stages": 3, "num_ctas": 1}
 _OTHER_OPTIONS = words(
     """maxnreg ptx_version ptx_options ir_override enable_fp_fusion enable_reflect_ftz launch_cooperative_grid
     launch_pdl extern_libs debug sanitize_overflow arch instrumentation_mode warmup allow_fp8e4nv
@@ -115,7 +115,7 @@ def _again(
             wanted = f"{len(asked)} arguments, or {len(names)} with its constexprs"
             raise TypeError(f"{first.name}, launched once more, takes {wanted}, not {len(args)}")
         values = first.args | dict(zip(asked, args, strict=True))
-        options = first.options | {key: getattr(first, key) for key in _OPTION_DEFAULTS}
+        options = first.options | {key: getattr(first, key) for key in OPTION_DEFAULTS}
         named = {key: (values | options)[key] for key in first.keywords}
         before = _state.tuners, _state.heuristics
         _state.tuners, _state.heuristics = tuners, heuristics
@@ -444,7 +444,7 @@ def _resolve(
     names = kernel.signature.parameters
     options = {key: value for key, value in kwargs.items() if key not in names}
     for key in options if originals is None else ():
-        if key not in _OPTION_DEFAULTS and key not in _OTHER_OPTIONS:
+        if key not in OPTION_DEFAULTS and key not in _OTHER_OPTIONS:
             raise KeyError(f"Keyword argument {key} was specified but unrecognised")
     bound = kernel.signature.bind(*args, **{key: value for key, value in kwargs.items() if key in names})
     bound.apply_defaults()
@@ -466,8 +466,8 @@ def _resolve(
         args=dict(bound.arguments),
         constexprs=tuple(p.name for p in kernel.params if p.is_constexpr),
         # A parameter may be called num_stages as well: a keyword of that name then means both, as in Triton.
-        **{key: kwargs.get(key, default) for key, default in _OPTION_DEFAULTS.items()},
-        options={key: value for key, value in options.items() if key not in _OPTION_DEFAULTS},
+        **{key: kwargs.get(key, default) for key, default in OPTION_DEFAULTS.items()},
+        options={key: value for key, value in options.items() if key not in OPTION_DEFAULTS},
         config=_merged(tuner.best_config.kwargs for tuner in _state.tuners) if _state.tuners else None,
         heuristics=_merged(_state.heuristics),
         keywords=tuple(kwargs),

@@ -14,6 +14,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ...launches import OPTION_DEFAULTS
 from ..ir import counts
 from ..ir.nodes import Node, Region, nodes_in
 from ..ir.refusal import Refusal
@@ -27,7 +28,6 @@ from .emit import Emitted
 from .line_breaks import WIDTH, break_line, indented, wrap
 
 OWN_GRID = "forward_grid"
-STAGES = 3  # of a loop, where a launch names none
 
 
 @dataclass
@@ -126,7 +126,10 @@ class FunctionText:
             values.append("num_warps=num_warps")
         if self.site.stages is not None:
             values.append(f"num_stages={self.site.stages}")
-        elif "num_stages" in self.site.given_names and self.site.launch.num_stages < STAGES:
+        elif (
+            "num_stages" in self.site.given_names
+            and self.site.launch.num_stages < OPTION_DEFAULTS["num_stages"]
+        ):
             self.kept["num_stages"] = None  # as few as the forward has: more may not fit
             values.append("num_stages=num_stages")
         setup, grid = step.setup, step.grid
