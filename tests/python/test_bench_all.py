@@ -26,6 +26,7 @@ if sys.argv[1] == "bench":
 path = pathlib.Path(sys.argv[sys.argv.index("--file-path") + 1])
 text = path.read_text()
 assert "# ---- backward" not in text and "def reference(" in text
+assert sys.argv[sys.argv.index("--max-seconds") + 1] == "225"  # of 300, so that it ends by itself
 with open({log!r}, "a") as log:
     log.write(path.stem + "\\n")
 if "REFUSED" in text:
@@ -98,6 +99,12 @@ def test_geomean__is_over_files_and_counts_those_that_are_slower(place):
     assert row["tuned_ms"] == 1.5 and row["shapes"] == [
         {"dims": {"N": 8}, "floor_ms": 0.5, "ms": {"ours": 1.0}}
     ]
+
+
+def test_file_that_is_listed_twice__is_made_and_timed_once(place):
+    place.list.write_text(place.list.read_text() * 2)
+    code, said = place.call("--jobs", "1")
+    assert code == 0 and place.made() == ["a", "b", "c"] and "3 timed, 0 without times" in said, said
 
 
 def test_refused__is_a_file_without_times_and_its_reason(place):
