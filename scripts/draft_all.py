@@ -7,8 +7,8 @@
 
 Of each pair that names the dtype only the forward is given, for one shape of SWEEP_CPU and the last of SWEEP,
 to one `kernel-agent batch`. The order is that of a hash of their names: what is done when --budget is over is
-a sample. --resume leaves those alone that have a verdict for the same text and program; rows of other files
-stay. A row that is not verified has its reason: a refusal with its message, or what failed.
+a sample. --resume leaves those alone that have a verdict for the same text and program, and those that have one
+of another come last; rows of other files stay. A row that is not verified has its reason: a refusal with its message, or what failed.
 
 Exits 1 where a draft was refused or not verified.
 """
@@ -106,8 +106,8 @@ def main() -> int:
         print(f"no pair matches {args.only.pattern!r} and names {args.dtype}", file=sys.stderr)
         return 2
     same = [n for n in names if known.get(n, {}).get("sha256") == digest([ROOT / n])]
-    ended = {n for n in same if args.resume and known[n]["program"] == program}
-    todo = [name for name in names if name not in ended]
+    ended = {n for n in same if args.resume and known[n].get("program") == program}
+    todo = sorted((name for name in names if name not in ended), key=lambda name: name in known)
     for name, result in judged(todo, args).items() if todo else ():
         known[name] = row_of(name, result, args, program)
         ended.add(name)

@@ -82,3 +82,13 @@ def test_resume__judges_what_has_no_verdict_yet(call: Call) -> None:
     assert code == 0 and "1 verified, 0 not, 2 had no turn" in said and rows.keys() == {NAMES[0]}, said
     code, said, rows, asked = call({name: ended(**VERIFIED) for name in NAMES}, "--resume")
     assert code == 0 and set(asked) == set(NAMES[1:]) and rows.keys() == set(NAMES), said
+
+
+def test_resume__rows_of_another_program_come_last(call: Call, tmp_path: Path) -> None:
+    _, _, rows, asked = call({name: ended(**VERIFIED) for name in NAMES})
+    assert len(set(asked)) == 3
+    first = rows[asked[0]]
+    older = {key: value for key, value in first.items() if key != "program"}
+    (tmp_path / "r.json").write_text(json.dumps({"results": [older]}))
+    _, _, _, again = call({name: ended(**VERIFIED) for name in NAMES}, "--resume")
+    assert again == [*asked[1:], asked[0]]
