@@ -103,3 +103,15 @@ def test_sums_of_sums_so_far__are_not_shared(changed) -> None:
 @pytest.mark.parametrize("dims", [{"M": 20, "V": 250}, {"M": 2048, "V": 300}])
 def test_short_loops_and_many_programs__are_not_shared(changed, dims: dict[str, int]) -> None:
     assert {"shares": 512} not in draft(changed(), dims)["report"]["configs"]
+
+
+def test_a_loop_that_ends_with_its_last_value__is_not_shared(changed) -> None:
+    """What a step leaves need not be an operation with two sides."""
+    file = changed(
+        ("total += tl.sum(tl.sin(x[:, None] * w[None, :]), axis=1)", "total = tl.load(w_ptr + v // 2)"),
+        (STORED, STORED.replace("total", "total * x")),
+        ("inputs_require_grad=(0, 1)", "inputs_require_grad=(0,)"),
+    )
+    result = draft(file, DIMS, config={"shares": 4})
+    assert "splits" not in result["backward"]
+    assert_right(file, result, [(DIMS, "normal")])

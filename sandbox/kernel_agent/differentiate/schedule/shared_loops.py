@@ -113,8 +113,9 @@ def _is_part(effect: object, reverse: Reverse) -> bool:
 
 def _adds(node: Node | None, phi: Node, phis: set[Node]) -> bool:
     """Whether a step only adds to a carry, and what it adds hangs on no sum so far."""
-    sides = node.args if node is not None and node.op == "add" else ()
-    return any(a is phi and not phis & set(nodes_in([b])) for a, b in (sides, sides[::-1]) if sides)
+    if node is None or node.op != "add":
+        return False
+    return any(a is phi and not phis & set(nodes_in([b])) for a, b in (node.args, node.args[::-1]))
 
 
 def _holds(nodes: list[Node]) -> bool:
