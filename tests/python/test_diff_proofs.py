@@ -159,11 +159,11 @@ def test_layouts__a_bound_on_a_sum_makes_one_dimension_of_it() -> None:
 
 
 def test_layouts__chunks_that_only_the_loop_ends_keep_their_reach() -> None:
-    """The mask lets the last block of a chunk run into the next one: the host has to be asked, and will
-    refuse."""
+    """The mask lets the last block of a chunk run into the next one: the host has to be asked whether a chunk
+    is whole blocks."""
     body = PROVEN["ragged_chunks"][0].replace("< end)", "< n)")
     inner = next(layout for layout in layouts(body, [0, 1]) if layout[0] == "m")
-    assert inner[3] != "m"
+    assert inner[1:] == ["npid", "1", "mul(B, cdiv(m, B))"]
 
 
 def test_layouts__a_minimum_less_a_loop_variable_bounds_by_each_side() -> None:

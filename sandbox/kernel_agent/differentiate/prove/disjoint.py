@@ -346,8 +346,8 @@ def _extent(affine: Affine, g: Graph, group: Group, limits: Limits) -> Node | No
         if digit is not None:
             unit = divide(digit, lowest)
             return None if unit is None else g.mul(monomial_node(affine, g, unit), last)
-        span = None if affine.uniform(lo) else _same_everywhere(affine, g.sub(hi, lo))
-        if span is not None:  # all programs walk as many, each from its own beginning
+        span = None if affine.uniform(lo) else _most_steps(affine, lo, hi)
+        if span is not None:
             last = span
         elif not natural(lo):  # a step may stand below zero, and be one of more than the end says
             if not affine.uniform(lo):
@@ -359,6 +359,14 @@ def _extent(affine: Affine, g: Graph, group: Group, limits: Limits) -> Node | No
         return var.node.attrs["count"] if var.kind == "vpid" else var.node.args[1]
     ranges = affine.ranges(var)
     return monomial_node(affine, g, times(unit, ranges[0])) if ranges else None
+
+
+def _most_steps(affine: Affine, lo: Node, hi: Node) -> Node | None:
+    """How far programs walk that each begin in a place of their own: as many steps, but where a part is cut off."""
+    core = beneath(hi, "cast")
+    ends = core.args if core.op == "minimum" else (hi,)
+    spans = (_same_everywhere(affine, affine.g.sub(end, lo)) for end in ends)
+    return next((span for span in spans if span is not None), None)
 
 
 def _same_everywhere(affine: Affine, node: Node) -> Node | None:
