@@ -268,9 +268,9 @@ OWN = {"BM": 32, "BN": 64, "BK": 16}
 
 def test_blocks__may_be_the_backwards_own(changed) -> None:
     file = changed()
-    assert {"BM": 128, "BN": 128, "BK": 64, "num_warps": 8, "num_stages": 3} in draft(file, DIMS)["report"][
-        "configs"
-    ]
+    wide = {"BM": 128, "BN": 128, "BK": 64, "num_warps": 8, "num_stages": 3}
+    offered = draft(file, DIMS)["report"]["configs"]
+    assert offered[:2] == [{**wide, "apart": 1}, {**wide, "apart": 0}]
     for config in (OWN, {"BM": 16, "BN": 32, "BK": 64}):
         result = draft(file, DIMS, config=config)
         values = ", ".join(map(str, config.values()))
@@ -371,6 +371,24 @@ def test_a_queue_without_groups(persistent, swizzled: bool, config: dict[str, in
     assert result["report"]["atomics"] == 0
     assert ("BM, BN, BK = 32, 64, 16  # blocks of the backward's own" in result["backward"]) == bool(config)
     assert_right(file, result, PRODUCTS)
+
+
+def test_blocks_of_each_kernel_that_owns_tiles__are_wide_where_the_host_knows_the_axis(
+    changed, persistent
+) -> None:
+    """Rows of a group end where data says, and those of a matrix where an argument does."""
+    config = {**OWN, "apart": 1}
+    sizes = {
+        changed: (DIMS, "128, 64, 128", "64, 256, 128", CASES),
+        persistent: ({"M": 70, "N": 50, "K": 40, "P": 3}, "256, 64, 128", "64, 256, 128", PRODUCTS),
+    }
+    for made, (dims, of_rows, of_columns, cases) in sizes.items():
+        file = made()
+        result = draft(file, dims, config=config)
+        for values in (of_rows, of_columns):
+            assert f"BM, BN, BK = {values}  # tiles of this kernel's own" in result["backward"]
+        assert result["report"]["atomics"] == 0
+        assert_right(file, result, cases)
 
 
 def test_fewer_programs_than_tiles__are_refused_in_the_forwards_tiles(persistent) -> None:

@@ -480,13 +480,14 @@ def _part(fwd: Forward, plan: Scheduled, text: FunctionText, kernels: dict[str, 
         ]
         notes = []
     alone = not (plan.taped.buffers or plan.after or fused or plan.saved) and None not in owner.spills.flags()
-    tiles_apart = site.blocks if draft.asked.apart and alone and isinstance(site.blocks, trace.Grid) else None
+    of_all = site.blocks if isinstance(site.blocks, trace.Grid | trace.Queued) else None
+    tiles_apart = of_all if draft.asked.apart and alone else None
     for made in owner.kernels:
         emitted = emit(made.name, made.effects, [*notes, *made.notes])
         step = owner_step(text, part, emitted, made, owner, draft.asked.splits or SPLITS)
         if tiles_apart is not None:
             step.setup[:0] = text.tiles_of_step(
-                tiles_apart, own_tiles.apart(tiles_apart, made.grid), owner.spills.flags()
+                tiles_apart, own_tiles.apart(tiles_apart, made.effects, made.grid), owner.spills.flags()
             )
         part.steps.append(step)
         if made.few and not made.split:

@@ -24,6 +24,7 @@ from ..prove.beyond import Beyond
 from ..prove.blocks import Blocks, Hangs
 from ..read.trace import Blocks as Sizes
 from ..read.trace import Grid, Queued, Site, program_axes
+from ..reverse.sweep import writes
 from . import own_blocks, tile_queues
 from .own_blocks import are_given, shared_out
 from .programs import row_by_row, tiles_of
@@ -33,13 +34,14 @@ _SWIZZLED = 3  # axes that no grid has: rows and columns of tiles that lie along
 # Rows, columns, what is summed over; warps, stages. Of halves a tile of 128 by 128 has 64 operations for each
 # byte that it loads. Which is fastest is for the tuner to measure.
 OFFERED = (
-    (128, 128, 64, 8, 3), (128, 64, 128, 8, 3), (64, 128, 128, 8, 3), (128, 128, 128, 8, 2), (64, 64, 64, 4, 3),
+    (128, 128, 64, 8, 3), (128, 128, 128, 8, 3), (128, 64, 128, 8, 3), (64, 128, 128, 8, 3), (64, 64, 64, 4, 3),
 )  # fmt: skip
 
 
-# For a kernel of a gradient's own, with blocks of its own: what it owns, and what it sums over. The gradients
-# of both factors sum over different axes, so that no sizes for both of them are wide for each.
-APART = (128, 256, 64)
+# For a kernel of a gradient's own, with blocks of its own: an axis of the output that it owns, another axis
+# that it owns, and what it sums over. The gradients of both factors sum over different axes, so that no sizes
+# for both of them are wide for each.
+WIDE, OWNED, SUMMED = 256, 128, 64
 
 
 @dataclass(frozen=True)
@@ -225,22 +227,28 @@ def offers(site: Site) -> list[dict[str, Any]]:
         agrees = all(config[name] == size for name, size in zip(names, sizes, strict=True))
         if agrees and config not in found and tiles.sizes(config, site):
             found.append(config)
-    if isinstance(tiles, QueuedTiles) or not found or len(names) > len(set(names)):
+    if not found or len(set(tiles.names)) < 3:
         return found
-    first, *others = found  # which, beside the best that has them apart, would be those again
-    return [first, {**first, "apart": 1}, *({**config, "apart": 0} for config in others)]
+    return [{**found[0], "apart": 1}, *({**config, "apart": 0} for config in found)]
 
 
-def apart(own: Grid, grid: list[Node]) -> dict[str, int]:
-    """The sizes for a kernel whose own tiles its grid says, of a launch with tiles of the backward's own."""
-    axes = dict(zip(own.axes, (block for block, _ in own.lengths), strict=False)) if len(own.axes) > 1 else {}
-    known = {n.attrs["name"] for n in nodes_in(grid) if n.op == "constexpr"}
-    known |= {axes.get(n.attrs["axis"]) for n in nodes_in(grid) if n.op == "npid"}
-    owned = [name for name in own.sizes if name in known]
-    summed = [name for name in own.sizes if name not in known]
-    if len(owned) != 2 or len(summed) != 1:
+def apart(own: Grid | Queued, effects: list[Any], grid: list[Node]) -> dict[str, int]:
+    """The sizes for a kernel that owns tiles of a gradient, of a launch with tiles of the backward's own.
+
+    Rows of a queue that end where data says have no wide tiles: most of one would be masked off.
+    """
+    written = [write.value.shape for write in writes(effects)]
+    names = [[n.attrs["name"] for n in shape if n.op == "constexpr"] for shape in written]
+    owned = set(names[0]) & set(own.sizes) if names else set()
+    if isinstance(own, Grid):
+        along = {block for block, _ in own.lengths}
+    else:
+        counted = {n.attrs["name"] for n in nodes_in(grid) if n.op == "constexpr"}
+        along = {*list(own.sizes)[:2]} & counted
+    alike = all(set(one) == owned for one in names)
+    if not alike or len(owned) != 2 or len(own.sizes) != 3 or len(owned & along) > 1:
         return own.sizes
-    return dict(zip((*owned, *summed), APART, strict=True))
+    return {n: SUMMED if n not in owned else WIDE if n in along else OWNED for n in own.sizes}
 
 
 def chosen(sites: list[Site], config: dict[str, Any]) -> list[Sizes]:

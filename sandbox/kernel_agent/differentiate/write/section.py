@@ -461,9 +461,14 @@ class FunctionText:
         values = ", ".join(map(str, sizes.values()))
         return f"grid, {', '.join(sizes)} = {tuple_text(list(grid.values()))}, {values}"
 
-    def tiles_of_step(self, own: Grid, sizes: dict[str, int], unless: Iterable[Region | None]) -> list[str]:
+    def tiles_of_step(
+        self, own: Grid | Queued, sizes: dict[str, int], unless: Iterable[Region | None]
+    ) -> list[str]:
         """The same before one launch of the backward, but in calls that take branches that are known when a
-        kernel is compiled."""
+        kernel is compiled; a queue has whatever tiles there are."""
+        told = "" if sizes == own.sizes else "  # tiles of this kernel's own"
+        if isinstance(own, Queued):
+            return [f"{', '.join(sizes)} = {', '.join(map(str, sizes.values()))}{told}"]
         self.apart = True
         for _, length in own.lengths:
             self.value(length)
@@ -471,7 +476,6 @@ class FunctionText:
         for region in unless:
             assert region is not None and region.cond is not None
             asked.append(f"not {self.expr(region.cond, 3)}" if region.positive else self.expr(region.cond, 3))
-        told = "" if sizes == own.sizes else "  # tiles of this kernel's own"
         return [f"if {' and '.join(asked)}:{told}", f"    {self.tiled(own, sizes)}"]
 
     def saved_rows(self) -> list[str]:
