@@ -149,8 +149,7 @@ WIDE = [({"M": 70, "N": 300, "K": 270, "leaky": leaky}, "normal") for leaky in (
 
 @pytest.mark.parametrize("swizzled", [True, False])
 def test_kernels_of_a_gradient_each__may_have_tiles_of_their_own(changed, swizzled: bool) -> None:
-    """Widest along the axis of the output that it owns, narrow along what it sums over; not where one has a
-    value kept for it."""
+    """Widest along the axis of the output that it owns, narrow along what it sums over."""
     file = changed() if swizzled else changed(*TWO_AXES)
     backward = draft(file, TRACED, config={**OWN, "apart": 1})["backward"]
     axes = (
@@ -161,9 +160,7 @@ def test_kernels_of_a_gradient_each__may_have_tiles_of_their_own(changed, swizzl
     of_a, of_b = backward.split("matmul_kernel_bwd_a[")[0], backward.split("matmul_kernel_bwd_a[")[1]
     assert f"grid, BLOCK_M, BLOCK_N, BLOCK_K = {axes.format(256, 64)}, 256, 64, 128" in of_a
     assert f"grid, BLOCK_M, BLOCK_N, BLOCK_K = {axes.format(64, 256)}, 64, 256, 128" in of_b
-    assert (
-        backward.count("if ctx.tiles and not ACTIVATION == 'leaky_relu':  # tiles of this kernel's own") == 2
-    )
+    assert backward.count("if ctx.tiles:  # tiles of this kernel's own") == 2
     assert_right(file, {"backward": backward}, [*RAGGED, *WIDE])
 
 
@@ -178,11 +175,38 @@ def test_kernels_with_tiles_of_their_own__in_a_call_of_other_programs__have_the_
     assert_right(file, result, RAGGED)
 
 
-def test_kernels_that_something_is_kept_for__have_the_tiles_of_all(changed) -> None:
-    file = changed((STORED, "tl.where(acc > 0, acc, 0.1 * acc).to(c_ptr.dtype.element_ty)"))
+@pytest.mark.parametrize("axes", [(), TWO_AXES], ids=["swizzled", "two axes"])
+def test_adjoint_that_took_a_loop__is_kept_as_a_matrix_for_kernels_with_tiles_of_their_own(
+    changed, axes: tuple[tuple[str, str], ...]
+) -> None:
+    file = changed(*axes, (STORED, "tl.where(acc > 0, acc, 0.1 * acc).to(c_ptr.dtype.element_ty)"))
+    of_all, apart = (draft(file, TRACED, config={**OWN, "apart": n})["backward"] for n in (0, 1))
+    assert "spill_d = torch.empty(M * N, " in apart and "spill_d = torch.empty(M * N, " not in of_all
+    assert apart.count("# tiles of this kernel's own") == 2
+    for backward in (of_all, apart):
+        assert_right(file, {"backward": backward}, [*RAGGED, *WIDE])
+
+
+SCALED = (
+    ("a_ptr, b_ptr, c_ptr,", "a_ptr, b_ptr, s_ptr, c_ptr,"),
+    ("    if ACT", "    acc *= tl.load(s_ptr + offs_n, mask=offs_n < N, other=0.0)[None, :]\n    if ACT"),
+    ("a, b, activation=None", "a, b, s, activation=None"),
+    ("        a, b, c,\n", "        a, b, s, c,\n"),
+    ("c = a @ b\n", "c = a @ b * s\n"),
+    ("inputs_require_grad=(0, 1)", "inputs_require_grad=(0, 1, 2)"),
+    ("return (a, b), {", "return (a, b, torch.randn(dims['N'], device=device, dtype=dtype)), {"),
+)
+
+
+def test_kernels_that_sums_of_tiles_are_kept_for__have_the_tiles_of_all(changed) -> None:
+    file = changed(*SCALED)
     result = draft(file, TRACED, config={**OWN, "apart": 1})
-    assert CHOSEN in result["backward"] and "ctx.tiles" not in result["backward"]
-    assert_right(file, result, RAGGED)
+    host = result["backward"].split("def backward(")[1]
+    assert host.count("# tiles of this kernel's own") == 2
+    tiles = "(triton.cdiv(M, 32) * triton.cdiv(N, 128),), 32, 128, 16\n"
+    before = host[host.index("matmul_kernel_bwd_b[") : host.index("matmul_kernel_bwd_s[")]
+    assert before.endswith(f"if ctx.tiles:\n            grid, BLOCK_M, BLOCK_N, BLOCK_K = {tiles}        ")
+    assert_right(file, result, [*RAGGED, *WIDE])
 
 
 HANGS = {

@@ -74,11 +74,12 @@ from .write.section import (
 )
 from .write.steps import (
     SHARES,
+    TilesApart,
     clear_step,
+    kept_step,
     owner_step,
     partials_step,
     round_step,
-    scratch,
     shared_step,
     tape_step,
 )
@@ -465,7 +466,7 @@ def _part(fwd: Forward, plan: Scheduled, text: FunctionText, kernels: dict[str, 
             step = partials_step(text, part, emitted, fused, draft.programs)
         tape_step(text, step, plan.taped.buffers)
         for spill in owner.spills.made.values():
-            scratch(text, step, spill, text.expr(spill.numel, 11))
+            kept_step(text, step, spill)
         part.scattered = _scattered(plan)
         part.steps += [
             *(
@@ -479,16 +480,14 @@ def _part(fwd: Forward, plan: Scheduled, text: FunctionText, kernels: dict[str, 
             ),
         ]
         notes = []
-    alone = not (plan.taped.buffers or plan.after or fused or plan.saved) and None not in owner.spills.flags()
     of_all = site.blocks if isinstance(site.blocks, trace.Grid | trace.Queued) else None
-    tiles_apart = of_all if draft.asked.apart and alone else None
+    alone = not (plan.taped.buffers or plan.after or fused or plan.saved)
+    apart = TilesApart(text, owner, of_all) if draft.asked.apart and alone and of_all is not None else None
     for made in owner.kernels:
         emitted = emit(made.name, made.effects, [*notes, *made.notes])
         step = owner_step(text, part, emitted, made, owner, draft.asked.splits or SPLITS)
-        if tiles_apart is not None:
-            step.setup[:0] = text.tiles_of_step(
-                tiles_apart, own_tiles.apart(tiles_apart, made.effects, made.grid), owner.spills.flags()
-            )
+        if apart is not None:
+            step.setup[:0] = apart.before(made)
         part.steps.append(step)
         if made.few and not made.split:
             tuning.offer(draft.configs, {"splits": SPLITS})
@@ -597,7 +596,8 @@ def _scheduled(site: trace.Site, name: str, asked: Asked, known: list[LineReport
     axes = trace.program_axes(site)
     gradient_writes.prove(reverse, axes, site.launch.grid)
     gradient_writes.mark(reverse)
-    owner = Owner(reverse, axes, name, site.launch.grid, asked.splits > 0)
+    own = site.blocks if asked.apart and isinstance(site.blocks, trace.Grid) else None
+    owner = Owner(reverse, axes, name, site.launch.grid, asked.splits > 0, own=own)
     offers += [{"walks": 1}] * (asked.schedule == "partials" and partials.beside_data(reverse, axes))
     fused = partials.fuse(reverse, axes, asked.walks) if asked.schedule == "partials" else None
     after: list = []

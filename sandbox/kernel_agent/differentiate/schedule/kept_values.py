@@ -14,7 +14,9 @@ from ..ir.names import suggested
 from ..ir.nodes import If, Node, Region, TapeStore, beneath, nodes_in, real, walk
 from ..ir.rewriter import Rewriter
 from ..ir.values import is_named, is_static, takes_loop
+from ..read.trace import Grid
 from ..reverse.sweep import Reverse, writes
+from .kept_tiles import Matrix, matrix
 from .programs import Programs
 
 ROWS = "rows"  # marks what is kept in place of a product of it
@@ -22,11 +24,12 @@ ROWS = "rows"  # marks what is kept in place of a product of it
 
 @dataclass
 class Spill:
-    """A value of the main kernel that owner kernels read: `numel` elements a program."""
+    """A value of the main kernel that owner kernels read: `numel` elements a program, or a matrix."""
 
     name: str
     dtype: str
     numel: Node
+    matrix: Matrix | None = None
 
 
 class Spills:
@@ -38,9 +41,11 @@ class Spills:
         programs: Programs,
         grid_param: Callable[[Node], Node | None],
         none: bool = False,
+        own: Grid | None = None,
     ) -> None:
-        """`none`: keep nothing, as no number tells which program of the forward a value is of."""
-        self.none = none
+        """`none`: keep nothing, as no number tells which program of the forward a value is of. `own`: tiles of
+        the backward's own, which owner kernels may have others than."""
+        self.none, self.own = none, own
         self.reverse, self.g, self.programs = reverse, reverse.kernel.graph, programs
         self.grid_param = grid_param
         self.made: dict[Node, Spill] = {}
@@ -132,10 +137,13 @@ class Spills:
         del self.stored[stored:]
         del self.reverse.report[lines:]
 
-    def flags(self) -> dict[Region | None, None]:
-        """The branches that something is stored in, of what is known when a kernel is compiled; None: what is
-        stored is so always, or where that is not known."""
-        regions = [effect.region for _, effect in self.stored]
+    def flags(self, effects: list) -> dict[Region | None, None]:
+        """The branches in which something is stored that these effects read and that hangs on the tiles, of
+        what is known when a kernel is compiled; None: it is stored always, or where that is not known."""
+        loads = [n for n in nodes_in(effects) if n.op == "load" and n.attrs.get("buffer")]
+        names = {n.args[0].attrs["name"] for n in loads}
+        names -= {spill.name for spill in self.made.values() if spill.matrix is not None}
+        regions = [effect.region for _, effect in self.stored if effect.buffer in names]
         found = [
             r if r.cond is not None and is_static(r.cond) and r.parent is self.g.top else None
             for r in regions
@@ -145,10 +153,12 @@ class Spills:
     def names(self) -> set[str]:
         return {spill.name for spill in self.made.values()}
 
-    def load(self, node: Node, linear: Node) -> Node:
+    def load(self, node: Node, variable: Callable[[Node], Node]) -> Node:
         """Load in an owner kernel what the main kernel stores for each program."""
         found = self._keep(node)
-        return self._load(node, found, self._place(linear, node.shape, found.numel))
+        if found.matrix is not None:
+            return self._load(node, found, *found.matrix.place(self.g, node.shape, variable))
+        return self._load(node, found, self._place(self.linear(variable), node.shape, found.numel))
 
     def _keep(self, node: Node) -> Spill:
         """Have the main kernel store a value."""
@@ -158,22 +168,28 @@ class Spills:
             name = f"spill_{node.hint or suggested(node, {})}"
             while name in self.names():
                 name += "_"
-            self.made[node] = Spill(name, node.dtype if self.narrowed(node) else real(node.dtype), numel)
+            dtype = node.dtype if self.narrowed(node) else real(node.dtype)
+            found = matrix(self.own, self.programs.numbered, node, self.known)
+            self.made[node] = Spill(name, dtype, numel, found)
             with g.at(g.top):
-                at = self._place(self.linear(lambda n: n, main=True), node.shape, numel)
+                if found is None:
+                    at, mask = self._place(self.linear(lambda n: n, main=True), node.shape, numel), None
+                else:
+                    at, mask = found.place(g, node.shape, lambda n: n)
             branch = self._branch(node.home)
             effects = self.reverse.effects if branch is None else branch
-            effect = TapeStore(name, at, node, g.top if branch is None else node.home)
+            effect = TapeStore(name, at, node, g.top if branch is None else node.home, mask)
             effects.append(effect)
             self.stored.append((effects, effect))
             reason = "took a loop: the main kernel keeps it for the owner kernels"
             self.reverse.say(node.line, "spill", "none", f"`{node.hint or 'value'}` {reason}")
         return self.made[node]
 
-    def _load(self, node: Node, found: Spill, at: Node) -> Node:
+    def _load(self, node: Node, found: Spill, at: Node, mask: Node | None = None) -> Node:
         g = self.g
         base = g.scratch(found.name, found.dtype)
-        read = g.make("load", (base, at), {"other": False, "buffer": True}, node.dtype, node.shape)
+        args = (base, at) if mask is None else (base, at, mask, g.number(0))
+        read = g.make("load", args, {"other": mask is not None, "buffer": True}, node.dtype, node.shape)
         read.hint, read.upstream = read.hint or node.hint, node.upstream
         read.reverse = read.reverse and not node.attrs.get("kept")  # it keeps its name
         return read

@@ -32,6 +32,7 @@ from ..prove.cover import reached
 from ..prove.disjoint import asks_flags, close, determined, layouts_of, learn, overlaps
 from ..prove.masks import parts as conditions
 from ..prove.positions import NotTurned
+from ..read.trace import Grid
 from ..reverse.sweep import Reverse
 from ..reverse.sweep import writes as every_write
 from . import tile_queues
@@ -76,15 +77,16 @@ class Owner:
         grid: tuple[int, ...],
         products: bool = False,
         walk: Walk | None = None,
+        own: Grid | None = None,
     ) -> None:
         """`products`: split also the sums of products of blocks, for few tiles with long sums. `walk`: move
-        the writes of its tiles, and no others."""
+        the writes of its tiles, and no others. `own`: tiles that each kernel may have others than."""
         self.walk = walk
         axes = [axis for axis in axes if walk is None or axis != walk.axis]
         self.reverse, self.kernel, self.g = reverse, reverse.kernel, reverse.kernel.graph
         self.name, self.grid, self.products = name, grid, products
         self.programs = program_variables(self.kernel, reverse.effects, axes)
-        self.spills = Spills(reverse, self.programs, self.grid_param, walk is not None)
+        self.spills = Spills(reverse, self.programs, self.grid_param, walk is not None, own)
         self.refused: dict[Node, str] = {}  # gradients that keep their writes, and why
         self.kernels: list[OwnerKernel] = []
         self.reached: set[Region] = set()  # loops of which a queue has the steps that there are alone
@@ -843,7 +845,7 @@ class Nest:
         if self.owner.spills.narrowed(node) and self._loops_by_a_flag(node.args[0]):
             return self._choice(node.args[0], node)
         if self.owner.spills.wanted(node):
-            return self.owner.spills.load(node, self.owner.spills.linear(self.node))
+            return self.owner.spills.load(node, self.node)
         if node.op == "ifout":
             return self._choice(node)
         if node.op in ("loopout", "phi", "pid", "iv", "vpid"):

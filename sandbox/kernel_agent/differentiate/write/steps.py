@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..ir.nodes import Node, real
+from ..ir.nodes import Node, Region, real
 from ..ir.spelling import gradient_name
 from ..ir.values import is_named
 from ..read import trace
 from ..reverse import checkpoints, forward_values
 from ..reverse.sweep import writes
+from ..schedule import own_tiles
 from ..schedule.kept_values import Spill
 from ..schedule.owner import Owner, OwnerKernel
 from ..schedule.partials import Partials
@@ -37,12 +38,19 @@ def tape_step(text: FunctionText, step: Step, buffers: list[forward_values.Buffe
     for name in (forward_values.STEPS, checkpoints.SEGMENT, checkpoints.CHECKPOINTS):
         step.extra[name] = name
     for b in buffers:
-        scratch(text, step, b, f"{b.slots} * {text.expr(b.numel, 11)}")
+        scratch(text, step, b, f"{program_count(text.site)} * {b.slots} * {text.expr(b.numel, 11)}")
 
 
-def scratch(text: FunctionText, step: Step, buffer: forward_values.Buffer | Spill, each: str) -> None:
-    """Allocate `each` elements for every program of the forward."""
-    size = f"{program_count(text.site)} * {each}"
+def kept_step(text: FunctionText, step: Step, spill: Spill) -> None:
+    """Allocate what the main kernel keeps of every program of the forward."""
+    if spill.matrix is not None:
+        scratch(text, step, spill, " * ".join(text.expr(n, 11) for n in spill.matrix.lengths))
+    else:
+        scratch(text, step, spill, f"{program_count(text.site)} * {text.expr(spill.numel, 11)}")
+
+
+def scratch(text: FunctionText, step: Step, buffer: forward_values.Buffer | Spill, size: str) -> None:
+    """Allocate so many elements."""
     dtype = f"torch.{'bool' if buffer.dtype == 'int1' else buffer.dtype}"
     if is_named(buffer.dtype):
         dtype = f"torch.{'float64' if real(buffer.dtype) == 'float64' else 'float32'}"
@@ -121,6 +129,27 @@ def pass_extra(step: Step, optional: bool = False) -> None:
             step.extra[name] = f"0 if {d} is None else {d}.stride(0)" if optional else f"{d}.stride(0)"
         else:
             step.extra[name] = name
+
+
+class TilesApart:
+    """Which tiles the launches of owner kernels have, one after the other: their own, or those of all."""
+
+    def __init__(self, text: FunctionText, owner: Owner, of_all: trace.Grid | trace.Queued) -> None:
+        self.text, self.owner, self.of_all = text, owner, of_all
+        self.left: set[Region | None] | None = None  # in calls that take none of these branches, so far
+
+    def before(self, made: OwnerKernel) -> list[str]:
+        """The lines before a launch; what is kept for it by tiles may only be there in some branches."""
+        flags = set(self.owner.spills.flags(made.effects))
+        lines = []
+        if flags and self.left not in (None, flags):
+            lines = self.text.tiles_of_step(self.of_all, self.of_all.sizes, ())
+            self.left = None
+        if None in flags:
+            return lines
+        sizes = own_tiles.apart(self.of_all, made.effects, made.grid)
+        self.left = flags
+        return lines + self.text.tiles_of_step(self.of_all, sizes, flags)
 
 
 def owner_step(
