@@ -209,6 +209,48 @@ def test_kernels_that_sums_of_tiles_are_kept_for__have_the_tiles_of_all(changed)
     assert_right(file, result, [*RAGGED, *WIDE])
 
 
+LISTED = """@triton.autotune(
+    configs=[
+        triton.Config({"BLOCK_M": 64, "BLOCK_N": 32, "BLOCK_K": 32, "GROUP_M": 4}, num_warps=4),
+        triton.Config({"BLOCK_M": 32, "BLOCK_N": 16, "BLOCK_K": 64, "GROUP_M": 8}, num_warps=2),
+    ],
+    key=["M", "N", "K"],
+)
+"""
+AUTOTUNED = (
+    ("@triton.jit\ndef matmul_kernel(", f"{LISTED}@triton.jit\ndef matmul_kernel("),
+    ("        BLOCK_M=64, BLOCK_N=64, BLOCK_K=32, GROUP_M=8,\n", ""),
+    ("        num_warps=4, num_stages=3,\n", ""),
+)
+
+
+def test_autotuned_kernel__has_tiles_of_the_backwards_own_beside_those_listed(changed) -> None:
+    file = changed(*AUTOTUNED)
+    result = draft(file, TRACED)
+    apart, together, listed = offered(result)[:3]
+    assert (apart["apart"], together["apart"]) == (1, 0) and "GROUP_M" in listed
+    for config in (apart, together, {**OWN, "apart": 1}):
+        result = draft(file, TRACED, config=config)
+        forward, backward = result["backward"].split("def backward(")
+        assert 'BLOCK_M = MATMUL_KERNEL_CONFIG["BLOCK_M"]' in forward and CHOSEN in forward
+        assert 'CONFIG["BLOCK' not in backward and 'GROUP_M=MATMUL_KERNEL_CONFIG["GROUP_M"]' in backward
+        assert ("# tiles of this kernel's own" in backward) == bool(config["apart"])
+        assert_right(file, result, [*RAGGED, *WIDE])
+    assert CHOSEN not in draft(file, TRACED, config=listed)["backward"]
+
+
+def test_autotuned_kernel__in_a_call_of_other_programs__has_a_configuration_of_the_list(changed) -> None:
+    file = changed(
+        *AUTOTUNED,
+        *TWO_AXES,
+        ('triton.cdiv(M, meta["BLOCK_M"]),', 'triton.cdiv(M, meta["BLOCK_M"]) - (M > 100),'),
+        ("c = torch.empty((M, N)", "c = torch.zeros((M, N)"),
+    )
+    result = draft(file, TRACED, config={**OWN, "apart": 1})
+    assert CHOSEN in result["backward"]
+    assert_right(file, result, RAGGED)
+
+
 HANGS = {
     "rows that are read without a mask": (ROWS_OF_A, "mask=offs_k[None, :] < k_left"),
     "a sum whose last block is not masked": (ROWS_OF_A, "mask=offs_m[:, None] < M"),

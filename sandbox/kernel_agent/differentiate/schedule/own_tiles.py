@@ -80,7 +80,7 @@ class QueuedTiles:
 
 def find(site: Site) -> Tiles | QueuedTiles | None:
     """The tiles of a launch whose backward may choose them."""
-    if site.autotuned or site.heuristics or site.launch.heuristics or site.tables or site.again is None:
+    if site.heuristics or site.launch.heuristics or site.tables or site.again is None:
         return None
     dots = any(n.op == "dot" for n in nodes_in(site.kernel.effects))
     if site.kernel.inplace or site.kernel.apart or not dots:
@@ -89,7 +89,7 @@ def find(site: Site) -> Tiles | QueuedTiles | None:
     stores = [e for e in walk(kernel.effects) if isinstance(e, Store)]
     regions = [region for store in stores for region in store.region.chain()]
     if any(r.is_loop for r in regions):
-        return _queued(site, kernel)
+        return None if site.autotuned else _queued(site, kernel)
     if any(r.cond is not None and not is_static(r.cond) for r in regions):
         return None
     axes, table, counts = _numbered(kernel, site)
@@ -106,7 +106,8 @@ def find(site: Site) -> Tiles | QueuedTiles | None:
     if len(shared) != 2 or len(rows) != 2 or len(summed) > 1 or not table and set(rows) - set(axes):
         return None
     names = {*rows.values(), *summed}
-    if not are_given(site, names):
+    tuned = {n for n in names if isinstance((site.launch.config or {}).get(n), int)}
+    if not are_given(site, names - tuned):
         return None
     lengths = _proven(kernel, rows, names, written)
     if lengths is None or not are_given(site, {name for _, name in lengths}):
@@ -215,7 +216,7 @@ def _proven(
 
 
 def offers(site: Site) -> list[dict[str, Any]]:
-    """Configurations for the tuner, the likeliest first."""
+    """Configurations for the tuner, the likeliest first; few beside those that an autotuner lists."""
     tiles = find(site)
     if tiles is None:
         return []
@@ -227,6 +228,8 @@ def offers(site: Site) -> list[dict[str, Any]]:
         agrees = all(config[name] == size for name, size in zip(names, sizes, strict=True))
         if agrees and config not in found and tiles.sizes(config, site):
             found.append(config)
+    if site.autotuned:
+        del found[1:]
     if not found or len(set(tiles.names)) < 3:
         return found
     return [{**found[0], "apart": 1}, *({**config, "apart": 0} for config in found)]

@@ -96,12 +96,18 @@ class FunctionText:
             if param in site.tables:
                 self.behind[param] = None  # their memory has to stay
             return param
-        if param in site.given_names or param in site.launch.heuristics:
+        if param in site.given_names or param in site.launch.heuristics or param in self.tuned_apart:
             self.kept[param] = None
             return param
         if site.launch.config and param in site.launch.config:
             return f'{config_name(site)}["{param}"]'
         return repr(arg.value)
+
+    @property
+    def tuned_apart(self) -> list[str]:
+        """Blocks that an autotuner chooses and that the backward has others of."""
+        own, chosen = self.site.blocks, self.site.launch.config or {}
+        return [n for n in own.sizes if n in chosen] if isinstance(own, Grid) else []
 
     def step(self, step: Step, rows: Rows | None, copies: Mapping[str, str]) -> list[str]:
         """The lines that make one launch; it writes to no gradient that is one of `copies`."""
@@ -447,7 +453,9 @@ class FunctionText:
         theirs = _counts(own, {block: block for block, _ in own.lengths})
         same = " and ".join(f"grid[{axis}] == {count}" for axis, count in zip(own.axes, theirs, strict=True))
         asked = _broken(f"ctx.tiles = {same}") if self.apart else []
+        chosen = config_name(self.site)
         return [
+            *(line for name in self.tuned_apart for line in _broken(f'{name} = {chosen}["{name}"]')),
             "        # blocks of the backward's own, where the launch is one of just these tiles",
             *asked,
             *_broken("if ctx.tiles:" if asked else f"if {same}:"),
