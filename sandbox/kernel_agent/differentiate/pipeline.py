@@ -42,6 +42,7 @@ from .schedule import (
     row_factors,
     row_tiles,
     saved,
+    saved_tiles,
     scattered,
     second_launch,
     shared_loops,
@@ -481,7 +482,8 @@ def _part(fwd: Forward, plan: Scheduled, text: FunctionText, kernels: dict[str, 
         ]
         notes = []
     of_all = site.blocks if isinstance(site.blocks, trace.Grid | trace.Queued) else None
-    alone = not (plan.taped.buffers or plan.after or fused or plan.saved)
+    by_program = any(kept.cut is None for kept in plan.saved)
+    alone = not (plan.taped.buffers or plan.after or fused or by_program)
     apart = TilesApart(text, owner, of_all) if draft.asked.apart and alone and of_all is not None else None
     for made in owner.kernels:
         emitted = emit(made.name, made.effects, [*notes, *made.notes])
@@ -588,6 +590,10 @@ def _scheduled(site: trace.Site, name: str, asked: Asked, known: list[LineReport
     if not offers and saved.offers(reverse, site):
         offers.append({"saved": 1})
     kept = saved.use(reverse, site, asked.saved)
+    if not kept and asked.saved and asked.apart:
+        kept = saved_tiles.use(reverse, site)
+    if asked.schedule != "atomic" and saved_tiles.offers(reverse, site, own_tiles.of_all(site)):
+        offers += [{**config, "saved": 1} for config in own_tiles.offers(site)[:1] if config.get("apart")]
     divisors.invert(reverse)
     gathered = step_rows.gather(reverse) if asked.rows and asked.schedule != "atomic" else []
     totals.atomics = len(writes(reverse.effects))

@@ -124,8 +124,8 @@ def loop_out(g: Graph, loop: For, index: int) -> Node:
 
 
 def takes_loop(node: Node) -> bool:
-    """Whether a value is computed from the result of a loop."""
-    return any(n.op == "loopout" for n in nodes_in([node]))
+    """Whether a value is computed from the result of a loop, or from one that the forward saved whole tiles of."""
+    return any(n.op == "loopout" or n.attrs.get("tile") for n in nodes_in([node]))
 
 
 def is_static(node: Node) -> bool:

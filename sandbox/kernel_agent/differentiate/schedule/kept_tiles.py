@@ -24,12 +24,22 @@ class Matrix:
     numbers: tuple[Node, Node]
     lengths: tuple[Node, Node]
 
-    def place(self, g: Graph, shape: tuple, variable: Callable[[Node], Node]) -> tuple[Node, Node]:
-        """Where elements of a tile are, and which of them are inside; `variable` tells a program's number."""
-        (row, rows), (column, columns) = (
-            (g.along(g.add(g.mul(variable(number), size), g.lane(size, 0, 1)), axis, 2), length)
-            for axis, (number, size, length) in enumerate(zip(self.numbers, shape, self.lengths, strict=True))
+    def index(
+        self, g: Graph, shape: tuple, variable: Callable[[Node], Node] = lambda number: number
+    ) -> tuple[Node, Node]:
+        """The rows and columns of a tile of some blocks; `variable` tells a program's number."""
+        row, column = (
+            g.add(g.mul(variable(number), size), g.lane(size, 0, 1))
+            for number, size in zip(self.numbers, shape, strict=True)
         )
+        return row, column
+
+    def place(
+        self, g: Graph, shape: tuple, variable: Callable[[Node], Node] = lambda number: number
+    ) -> tuple[Node, Node]:
+        """Where elements of a tile are, and which of them are inside."""
+        rows, columns = self.lengths
+        row, column = (g.along(one, axis, 2) for axis, one in enumerate(self.index(g, shape, variable)))
         inside = g.both(g.compare("<", row, rows), g.compare("<", column, columns))
         return g.add(g.mul(g.cast(row, "int64"), columns), column), inside
 
@@ -37,10 +47,10 @@ class Matrix:
 def matrix(
     own: Grid | None, numbered: list[tuple[Node, Node]], value: Node, known: list[Node]
 ) -> Matrix | None:
-    """How an adjoint of a launch with tiles of its own is kept, if it is one of a whole tile. `numbered`: the
-    numbers of a program with their counts; `known`: nodes of the forward."""
+    """How a value of a launch with tiles of its own lies in a matrix, if it is one of a whole tile. `numbered`:
+    the numbers of a program with their counts; `known`: nodes of the forward."""
     blocks = [n.attrs["name"] for n in value.shape if n.op == "constexpr"]
-    if own is None or not value.reverse or len(value.shape) != 2 or len(own.lengths) != 2:
+    if own is None or len(value.shape) != 2 or len(own.lengths) != 2:
         return None
     lengths = dict(own.lengths)
     numbers = {_block(own, count): number for number, count in numbered}

@@ -169,13 +169,14 @@ class Spills:
             while name in self.names():
                 name += "_"
             dtype = node.dtype if self.narrowed(node) else real(node.dtype)
-            found = matrix(self.own, self.programs.numbered, node, self.known)
+            own = self.own if node.reverse else None
+            found = matrix(own, self.programs.numbered, node, self.known)
             self.made[node] = Spill(name, dtype, numel, found)
             with g.at(g.top):
                 if found is None:
                     at, mask = self._place(self.linear(lambda n: n, main=True), node.shape, numel), None
                 else:
-                    at, mask = found.place(g, node.shape, lambda n: n)
+                    at, mask = found.place(g, node.shape)
             branch = self._branch(node.home)
             effects = self.reverse.effects if branch is None else branch
             effect = TapeStore(name, at, node, g.top if branch is None else node.home, mask)

@@ -235,6 +235,17 @@ def offers(site: Site) -> list[dict[str, Any]]:
     return [{**found[0], "apart": 1}, *({**config, "apart": 0} for config in found)]
 
 
+def of_all(site: Site) -> Grid | None:
+    """The tiles that a launch has for all kernels of the backward, as they are, where it may have others."""
+    if isinstance(site.blocks, Grid):
+        return site.blocks
+    tiles = find(site)
+    if not isinstance(tiles, Tiles):
+        return None
+    given = {name: site.args[name].value for name in dict.fromkeys(tiles.names)}
+    return Grid(given, "", -1, site.lines, lengths=tiles.lengths, axes=tiles.axes)
+
+
 def apart(own: Grid | Queued, effects: list[Any], grid: list[Node]) -> dict[str, int]:
     """The sizes for a kernel that owns tiles of a gradient, of a launch with tiles of the backward's own.
 

@@ -43,6 +43,7 @@ class Saved:
     shape: tuple[Node, ...]  # of at most one axis
     numel: Node
     row: int | None = None  # the grid axis that shares out the rows that it is of, if the copy chooses blocks
+    cut: Any = None  # of a tile: where it is stored, as a matrix (see `saved_tiles`)
 
 
 @dataclass(frozen=True)
@@ -115,17 +116,28 @@ def use(reverse: Reverse, site: Site, dear: bool = False) -> list[Saved]:
     return list(made.values())
 
 
-def copies(site: Site) -> Copied | None:
-    """How a copy of the kernel may be launched in its place; None where it may not."""
+def copyable(site: Site) -> bool:
+    """Whether a copy of the kernel may be launched in its place."""
     if site.home.imported:  # its names may be others in the user's file
-        return None
+        return False
     if any(_is_of_a_library(vars(site.home.module).get(name)) for name in _names(site.source)):
+        return False
+    kernel, computed = site.kernel, set(site.launch.heuristics) - set(site.heuristics)
+    if site.tables or kernel.inplace or kernel.apart or computed:
+        return False
+    return len(_tuners(site)) == site.autotuned
+
+
+def _tuners(site: Site) -> list[ast.Call]:
+    calls = [d for d in site.source.decorator_list if isinstance(d, ast.Call)]
+    return [call for call in calls if ast.unparse(call.func).endswith("autotune")]
+
+
+def copies(site: Site) -> Copied | None:
+    """How a copy of the kernel that saves few numbers a program may be launched; None where it may not."""
+    if not copyable(site):
         return None
-    kernel, calls = site.kernel, [d for d in site.source.decorator_list if isinstance(d, ast.Call)]
-    tuners = [call for call in calls if ast.unparse(call.func).endswith("autotune")]
-    computed = set(site.launch.heuristics) - set(site.heuristics)
-    if site.tables or kernel.inplace or kernel.apart or computed or len(tuners) != site.autotuned:
-        return None
+    tuners = _tuners(site)
     names = {name for config in site.configs for name in config}
     varied = {n for n in names if len({repr(config.get(n)) for config in site.configs}) > 1}
     varied |= {name for name, rule in site.heuristics.items() if varied and _reads(rule, varied)}

@@ -36,6 +36,12 @@ def copy_text(site: Site, lines: list[str], saved: list[Saved], name: str) -> st
         one = f"{tl}.program_id({axis})"
         around = f"({number})" if "+" in number else number
         number = f"{around} * {tl}.num_programs({axis}) + {one}" if number else f"{one}.to({tl}.int64)"
+    for kept in sorted((one for one in saved if one.cut is not None), key=lambda one: -one.cut.end):
+        at = kept.cut.end - first.lineno + 1
+        body[at:at] = [indent + line for line in _tile(kept, tl)]
+    saved = [kept for kept in saved if kept.cut is None]
+    if not saved:
+        return "\n".join([*_decorators(site), *head, *body]) + "\n"
     what = ", ".join(kept.text for kept in saved)
     stores = [f"{indent}# {source.name} as above; the backward needs {what}"]
     if row is not None:
@@ -58,12 +64,25 @@ def copy_text(site: Site, lines: list[str], saved: list[Saved], name: str) -> st
     return "\n".join([*_decorators(site), *head, *body, *stores]) + "\n"
 
 
+def _tile(kept: Saved, tl: str) -> list[str]:
+    """The store of a tile behind the loop that made it."""
+    cut = kept.cut
+    (row, column), (rows, columns) = cut.index, (length.attrs["name"] for length in cut.matrix.lengths)
+    place = f"{row}[:, None].to({tl}.int64) * {columns} + {column}[None, :]"
+    inside = f"({row}[:, None] < {rows}) & ({column}[None, :] < {columns})"
+    line = f"{tl}.store({kept.buffer} + {place}, {kept.text}, mask={inside})"
+    told = f"# saved for the backward: `{kept.text}`"
+    if not cut.test:
+        return [told, *break_line(line, WIDTH - 4)]
+    return [told, f"if {cut.test}:", *("    " + part for part in break_line(line, WIDTH - 8))]
+
+
 def _decorators(site: Site) -> list[str]:
     """The kernel's own; an autotuner is left the configurations that have whole blocks of the backward."""
     copied, lines = copies(site), []
-    assert copied is not None
     for one in site.source.decorator_list:
-        if isinstance(one, ast.Call) and ast.unparse(one.func).endswith("autotune") and copied.left:
+        tuner = isinstance(one, ast.Call) and ast.unparse(one.func).endswith("autotune")
+        if isinstance(one, ast.Call) and tuner and copied is not None and copied.left:
             configs = next((k.value for k in one.keywords if k.arg == "configs"), None) or one.args[0]
             rest = [ast.unparse(a) for a in one.args[1:]]
             rest += [f"{k.arg}={ast.unparse(k.value)}" for k in one.keywords if k.arg != "configs"]

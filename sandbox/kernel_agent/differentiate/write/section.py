@@ -509,8 +509,12 @@ class FunctionText:
                 if kept.numel.op == "const" and kept.numel.value == 1
                 else f" * {asking.expr(kept.numel, 11)}"
             )
+            size = f"{programs}{each}"
+            if kept.cut is not None:
+                size = " * ".join(asking.expr(length, 11) for length in kept.cut.matrix.lengths)
+                size += f" if {asking.expr(kept.cut.flag, 3)} else 0" if kept.cut.flag is not None else ""
             dtype = "bool" if kept.dtype == "int1" else kept.dtype
-            made = f"torch.empty({programs}{each}, dtype=torch.{dtype}, device={device}.device)"
+            made = f"torch.empty({size}, dtype=torch.{dtype}, device={device}.device)"
             lines += _broken(f"{name} = {made}")
         return lines, [name for name in site.launch.heuristics if name in asking.kept]
 
