@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from diff_support import ROOT, assert_right, draft, edits_of, errors
+from kernel_agent.differentiate.write import steps
 
 MATMUL = ROOT / "examples/matmul.py"
 TRACED = {"M": 70, "N": 45, "K": 50, "leaky": True}
@@ -33,6 +34,12 @@ ROWS_OF_A = "mask=(offs_m[:, None] < M) & (offs_k[None, :] < k_left)"
 @pytest.fixture
 def changed(tmp_path: Path):
     return edits_of(MATMUL.read_text(), tmp_path / "matmul.py", once=False)
+
+
+@pytest.fixture(autouse=True)
+def few_programs_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For wide tiles of a kernel's own, so that small matrices have them."""
+    monkeypatch.setattr(steps, "FILLED", 1)
 
 
 def offered(result: dict) -> list[dict]:
@@ -161,8 +168,24 @@ def test_kernels_of_a_gradient_each__may_have_tiles_of_their_own(changed, swizzl
     of_a, of_b = backward.split("matmul_kernel_bwd_a[")[0], backward.split("matmul_kernel_bwd_a[")[1]
     assert f"grid, BLOCK_M, BLOCK_N, BLOCK_K = {axes.format(256, 64)}, 256, 64, 128" in of_a
     assert f"grid, BLOCK_M, BLOCK_N, BLOCK_K = {axes.format(64, 256)}, 64, 256, 128" in of_b
-    assert backward.count("if ctx.tiles:  # tiles of this kernel's own") == 2
+    assert "if ctx.tiles and triton.cdiv(K, 128) * triton.cdiv(M, 256) >= 1:  # tiles of this" in of_a
+    assert "if ctx.tiles and triton.cdiv(K, 128) * triton.cdiv(N, 256) >= 1:  # tiles of this" in of_b
     assert_right(file, {"backward": backward}, [*RAGGED, *WIDE])
+
+
+def test_kernels_with_few_wide_tiles__have_the_tiles_of_all(changed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gradient of A has one wide tile, and that of B two: what the first had ends before the second."""
+    monkeypatch.setattr(steps, "FILLED", 2)
+    file = changed()
+    backward = draft(file, TRACED, config={**OWN, "apart": 1})["backward"]
+    again = "(triton.cdiv(M, 32) * triton.cdiv(N, 128),), 32, 128, 16"
+    assert f"elif ctx.tiles:\n            grid, BLOCK_M, BLOCK_N, BLOCK_K = {again}" in backward
+    sizes = [(70, 300, 120), (300, 70, 120), (70, 33, 270)]
+    assert_right(
+        file,
+        {"backward": backward},
+        [({"M": m, "N": n, "K": k, "leaky": False}, "normal") for m, n, k in sizes],
+    )
 
 
 def test_kernels_with_tiles_of_their_own__in_a_call_of_other_programs__have_the_forwards(changed) -> None:

@@ -17,12 +17,16 @@ from test_diff_own_tiles import (
     TRACED,
     TWO_AXES,
     WIDE,
+    few_programs_are_enough,
     offered,
 )
 
 SAVED = {**OWN, "apart": 1, "saved": 1}
 STORE = "tl.store(\n            saved_acc + offs_m[:, None].to(tl.int64) * N + offs_n[None, :],"
 RELU = (STORED, "tl.where(acc > 0, acc, 0.1 * acc).to(c_ptr.dtype.element_ty)")
+
+
+__all__ = ["few_programs_are_enough"]
 
 
 @pytest.fixture

@@ -11,13 +11,14 @@ from __future__ import annotations
 import ast
 import copy
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ...launches import OPTION_DEFAULTS
 from ..ir import counts
 from ..ir.nodes import Node, Region, nodes_in
 from ..ir.refusal import Refusal
+from ..ir.rewriter import Rewriter
 from ..ir.spelling import INFIX, call_name, choice, gradient_name, upstream_name
 from ..prove.packed import Asked, AtMost, Distinct, Ordered, Walked
 from ..read.trace import Grid, Queued, Site, Tiles, grid_written
@@ -470,21 +471,49 @@ class FunctionText:
         return f"grid, {', '.join(sizes)} = {tuple_text(list(grid.values()))}, {values}"
 
     def tiles_of_step(
-        self, own: Grid | Queued, sizes: dict[str, int], unless: Iterable[Region | None]
+        self, own: Grid | Queued, sizes: dict[str, int], asked: list[str], again: bool
     ) -> list[str]:
-        """The same before one launch of the backward, but in calls that take branches that are known when a
-        kernel is compiled; a queue has whatever tiles there are."""
-        told = "" if sizes == own.sizes else "  # tiles of this kernel's own"
-        if isinstance(own, Queued):
-            return [f"{', '.join(sizes)} = {', '.join(map(str, sizes.values()))}{told}"]
-        self.apart = True
-        for _, length in own.lengths:
-            self.value(length)
-        asked = ["ctx.tiles"]
-        for region in unless:
-            assert region is not None and region.cond is not None
-            asked.append(f"not {self.expr(region.cond, 3)}" if region.positive else self.expr(region.cond, 3))
-        return [f"if {' and '.join(asked)}:{told}", f"    {self.tiled(own, sizes)}"]
+        """The same before one launch of the backward, in calls where the host finds what is asked; `again`: in
+        others those of all, as an earlier launch may have had others. A queue has whatever tiles there are."""
+
+        def text(values: dict[str, int]) -> str:
+            if isinstance(own, Grid):
+                return self.tiled(own, values)
+            return f"{', '.join(values)} = {', '.join(map(str, values.values()))}"
+
+        same = []
+        if isinstance(own, Grid):
+            self.apart, same = True, ["ctx.tiles"]
+            for _, length in own.lengths:
+                self.value(length)
+        if sizes == own.sizes:
+            theirs = [*(f"if {one}:" for one in same), f"{'    ' * len(same)}{text(sizes)}"]
+            return theirs if again else []
+        told, conds = "  # tiles of this kernel's own", [*same, *asked]
+        if not conds:
+            return [f"{text(sizes)}{told}"]
+        lines = [f"if {' and '.join(conds)}:{told}", f"    {text(sizes)}"]
+        others = f"elif {same[0]}:" if same else "else:"
+        return [*lines, others, f"    {text(own.sizes)}"] if again and asked else lines
+
+    def unless(self, region: Region) -> str:
+        """That a call does not take a branch that is known when a kernel is compiled."""
+        assert region.cond is not None
+        return f"not {self.expr(region.cond, 3)}" if region.positive else self.expr(region.cond, 3)
+
+    def programs(self, own: Grid | Queued, sizes: dict[str, int], grid: list[Node]) -> str | None:
+        """How many programs a kernel that owns tiles has with such sizes, if the host knows."""
+        g = self.site.kernel.graph
+        consts = Rewriter(g, lambda n: g.const(sizes[n.attrs["name"]]) if _sized(n, sizes) else None)
+        counts = []
+        for count in grid:
+            if count.op == "npid" and isinstance(own, Grid) and count.attrs["axis"] in own.axes:
+                counts.append(_counts(own, sizes)[own.axes.index(count.attrs["axis"])])
+            elif any(n.op == "npid" for n in nodes_in([count])):
+                return None
+            else:
+                counts.append(self.expr(consts.node(count), 11))
+        return " * ".join(counts)
 
     def saved_rows(self) -> list[str]:
         """How many rows the backward's programs have, where the copy of the kernel shares them out itself."""
@@ -591,6 +620,10 @@ class FunctionText:
             laid = upstream_name(name, self.inplace)
             lines += _broken(f"{laid} = {there}laid_out({up}, ctx.strides[{i}])")
         return lines + indented(indented(body))
+
+
+def _sized(node: Node, sizes: dict[str, int]) -> bool:
+    return node.op == "constexpr" and node.attrs["name"] in sizes
 
 
 def _counts(own: Grid, sizes: Mapping[str, object]) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..ir.nodes import Node, Region, real
+from ..ir.nodes import Node, real
 from ..ir.spelling import gradient_name
 from ..ir.values import is_named
 from ..read import trace
@@ -19,6 +19,7 @@ from ..schedule.shared_loops import Shared
 from .emit import Emitted
 from .section import FunctionText, Part, Step, tuple_text
 
+FILLED = 128  # programs with a wide tile each that give all of a GPU something to do
 SHARES = 512  # programs that a kernel with few has, where they share its loop or its sums
 
 
@@ -132,24 +133,24 @@ def pass_extra(step: Step, optional: bool = False) -> None:
 
 
 class TilesApart:
-    """Which tiles the launches of owner kernels have, one after the other: their own, or those of all."""
+    """Which tiles the launches of owner kernels have, one after the other: their own, where those are enough
+    to give a GPU something to do, or those of all."""
 
     def __init__(self, text: FunctionText, owner: Owner, of_all: trace.Grid | trace.Queued) -> None:
         self.text, self.owner, self.of_all = text, owner, of_all
-        self.left: set[Region | None] | None = None  # in calls that take none of these branches, so far
+        self.changed = False  # whether a launch so far may have others than those of all
 
     def before(self, made: OwnerKernel) -> list[str]:
         """The lines before a launch; what is kept for it by tiles may only be there in some branches."""
-        flags = set(self.owner.spills.flags(made.effects))
-        lines = []
-        if flags and self.left not in (None, flags):
-            lines = self.text.tiles_of_step(self.of_all, self.of_all.sizes, ())
-            self.left = None
-        if None in flags:
-            return lines
-        sizes = own_tiles.apart(self.of_all, made.effects, made.grid)
-        self.left = flags
-        return lines + self.text.tiles_of_step(self.of_all, sizes, flags)
+        flags, sizes, asked = self.owner.spills.flags(made.effects), self.of_all.sizes, []
+        if None not in flags:
+            sizes = own_tiles.apart(self.of_all, made.effects, made.grid)
+            asked = [self.text.unless(region) for region in flags if region is not None]
+            count = None if made.split else self.text.programs(self.of_all, sizes, made.grid)
+            asked += [] if count is None else [f"{count} >= {FILLED}"]
+        lines = self.text.tiles_of_step(self.of_all, sizes, asked, self.changed)
+        self.changed |= sizes != self.of_all.sizes
+        return lines
 
 
 def owner_step(
