@@ -398,6 +398,11 @@ static json_t *beside(const json_t *best, const json_t *offered)
     return config;
 }
 
+bool ka_plan_late(double seconds, int max_seconds, bool ahead)
+{
+    return max_seconds && seconds * (ahead ? 2 : 1) > max_seconds;
+}
+
 json_t *ka_plan_variant(const json_t *report, const json_t *tried, const json_t *best)
 {
     if (json_array_size(tried) >= KA_PLAN_MAX_VARIANTS)

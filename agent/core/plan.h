@@ -59,6 +59,10 @@ json_t *ka_plan_facts(const json_t *shapes, const char *entry, uint64_t secret);
  * best schedule found and what the best configuration says beside it. */
 json_t *ka_plan_variant(const json_t *report, const json_t *tried, const json_t *best);
 
+/* Whether it is too late for one more: of `max_seconds` (0: no end) all are over, or half where a variant is
+ * ahead that is not checked yet. */
+bool ka_plan_late(double seconds, int max_seconds, bool ahead);
+
 /* Is a shape of this class? */
 bool ka_plan_is(const json_t *shape, const char *class);
 

@@ -224,19 +224,14 @@ static void on_variant(struct ka_run *run, const struct ka_op_result *result)
     ka_run_op(run, "facts", path, ka_run_facts_request(run, entry), on_variant_facts);
 }
 
-/* Half of the time that the run has is over: what leads is checked while it can be. */
-static bool is_late(const struct ka_run *run)
-{
-    return run->settings.max_seconds && 2 * ka_run_seconds(run) > run->settings.max_seconds;
-}
-
 void ka_run_tune(struct ka_run *run, int64_t snapshot)
 {
     (void)snapshot; /* variants come from the forward, not from the candidate */
     json_auto_t *tuner = load_tuner(run);
     settle(run, tuner);
     const json_t *ahead = leader(tuner);
-    bool idle = json_integer_value(json_object_get(tuner, "same")) >= SAME_MAX || (ahead && is_late(run));
+    bool idle = json_integer_value(json_object_get(tuner, "same")) >= SAME_MAX ||
+                ka_plan_late(ka_run_seconds(run), run->settings.max_seconds, ahead);
     json_auto_t *variant =
         idle ? NULL
              : ka_plan_variant(json_object_get(run->draft, "report"), json_object_get(tuner, "tried"),

@@ -553,6 +553,16 @@ static void plan__variants_of_the_tuner__end_with_their_budget(void **state)
     json_decref(best);
 }
 
+static void plan__variants_of_the_tuner__end_with_the_time_of_the_run(void **state)
+{
+    (void)state;
+    assert_false(ka_plan_late(1e9, 0, true)); /* which has no end */
+    assert_false(ka_plan_late(100, 100, false));
+    assert_true(ka_plan_late(100.5, 100, false));
+    assert_false(ka_plan_late(50, 100, true));
+    assert_true(ka_plan_late(50.5, 100, true)); /* the check of what is ahead takes time too */
+}
+
 static void rank__nothing_measured_or_not_compiled__is_infinite(void **state)
 {
     (void)state;
@@ -734,6 +744,7 @@ int main(void)
         cmocka_unit_test(rank__too_few_resident_warps__make_bytes_dearer),
         cmocka_unit_test(plan__variants_of_the_tuner__are_schedules_and_then_configurations_of_the_best),
         cmocka_unit_test(plan__variants_of_the_tuner__end_with_their_budget),
+        cmocka_unit_test(plan__variants_of_the_tuner__end_with_the_time_of_the_run),
         cmocka_unit_test(rank__nothing_measured_or_not_compiled__is_infinite),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
