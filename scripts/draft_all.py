@@ -7,8 +7,9 @@
 
 Of each pair that names the dtype only the forward is given, for one shape of SWEEP_CPU and the last of SWEEP,
 to one `kernel-agent batch`. The order is that of a hash of their names: what is done when --budget is over is
-a sample. --resume leaves those alone that have a verdict for the same text and program, and those that have one
-of another come last; rows of other files stay. A row that is not verified has its reason: a refusal with its message, or what failed.
+a sample. --resume leaves those alone that have a verdict for the same text and program; those that have one
+of another come last. Rows of other files stay. A row that is not verified has its reason: a refusal with its
+message, or what failed.
 
 Exits 1 where a draft was refused or not verified.
 """

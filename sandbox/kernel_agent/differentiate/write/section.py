@@ -473,8 +473,8 @@ class FunctionText:
     def tiles_of_step(
         self, own: Grid | Queued, sizes: dict[str, int], asked: list[str], again: bool
     ) -> list[str]:
-        """The same before one launch of the backward, in calls where the host finds what is asked; `again`: in
-        others those of all, as an earlier launch may have had others. A queue has whatever tiles there are."""
+        """The same before one launch of the backward, in calls where the host finds what is asked. `again`:
+        in others those of all, as an earlier launch may have had others. A queue has any tiles."""
 
         def text(values: dict[str, int]) -> str:
             if isinstance(own, Grid):
