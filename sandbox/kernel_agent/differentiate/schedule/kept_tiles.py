@@ -19,7 +19,7 @@ from ..read.trace import Grid
 
 @dataclass(frozen=True)
 class Matrix:
-    """Where the tile of a program is in a matrix: its numbers along rows and columns, and how long those are."""
+    """Where the tile of a program is in a matrix: its numbers along rows and columns, how long those are."""
 
     numbers: tuple[Node, Node]
     lengths: tuple[Node, Node]
@@ -47,8 +47,8 @@ class Matrix:
 def matrix(
     own: Grid | None, numbered: list[tuple[Node, Node]], value: Node, known: list[Node]
 ) -> Matrix | None:
-    """How a value of a launch with tiles of its own lies in a matrix, if it is one of a whole tile. `numbered`:
-    the numbers of a program with their counts; `known`: nodes of the forward."""
+    """How a value of a launch with tiles of its own lies in a matrix, if it is one of a whole tile.
+    `numbered`: the numbers of a program with their counts; `known`: nodes of the forward."""
     blocks = [n.attrs["name"] for n in value.shape if n.op == "constexpr"]
     if own is None or len(value.shape) != 2 or len(own.lengths) != 2:
         return None

@@ -43,8 +43,8 @@ class Spills:
         none: bool = False,
         own: Grid | None = None,
     ) -> None:
-        """`none`: keep nothing, as no number tells which program of the forward a value is of. `own`: tiles of
-        the backward's own, which owner kernels may have others than."""
+        """`none`: keep nothing, as no number tells which program of the forward a value is of. `own`: tiles
+        of the backward's own, which owner kernels may have others than."""
         self.none, self.own = none, own
         self.reverse, self.g, self.programs = reverse, reverse.kernel.graph, programs
         self.grid_param = grid_param

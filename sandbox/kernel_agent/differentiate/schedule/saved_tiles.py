@@ -1,4 +1,4 @@
-"""Tiles that took a loop of the forward, saved by a copy of it as a matrix: a product of matrices in front of an
+"""Tiles that took a loop, saved by a copy of the forward as a matrix: a product of matrices in front of an
 activation need not be computed again.
 
     for k in range(...): acc = tl.dot(a, b, acc)
