@@ -124,7 +124,7 @@ def loop_out(g: Graph, loop: For, index: int) -> Node:
 
 
 def takes_loop(node: Node) -> bool:
-    """Whether a value is computed from the result of a loop, or from one that the forward saved whole tiles of."""
+    """Whether a value is computed from the result of a loop, or of one of which the forward saved tiles."""
     return any(n.op == "loopout" or n.attrs.get("tile") for n in nodes_in([node]))
 
 

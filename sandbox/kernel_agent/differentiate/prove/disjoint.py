@@ -362,7 +362,7 @@ def _extent(affine: Affine, g: Graph, group: Group, limits: Limits) -> Node | No
 
 
 def _most_steps(affine: Affine, lo: Node, hi: Node) -> Node | None:
-    """How far programs walk that each begin in a place of their own: as many steps, but where a part is cut off."""
+    """How far programs walk that each begin in a place of their own: all as far, but where a part is cut."""
     core = beneath(hi, "cast")
     ends = core.args if core.op == "minimum" else (hi,)
     spans = (_same_everywhere(affine, affine.g.sub(end, lo)) for end in ends)
