@@ -319,6 +319,14 @@ def test_value_for_products_alone__is_kept_in_the_type_of_the_elements() -> None
     assert all(error <= 2e-3 for of_all in found.values() for error in of_all), found
 
 
+def test_value_for_products_with_two_tensors__is_kept_once_where_those_are_of_one_type() -> None:
+    backward = draft(MATMUL, TRACED)["backward"]
+    assert (
+        "spill_d_ = spill_d\n        if a_ptr.dtype != b_ptr.dtype:\n            spill_d_ = torch.empty("
+        in backward
+    )
+
+
 def test_value_that_is_summed_too__is_kept_as_it_was_computed(changed) -> None:
     """Rounded to 16 bits, d_bias would sum rounded numbers."""
     file = changed(

@@ -30,6 +30,7 @@ class Spill:
     dtype: str
     numel: Node
     matrix: Matrix | None = None
+    like: Spill | None = None  # the same value, of another tensor's type: it may be one buffer
 
 
 class Spills:
@@ -171,7 +172,9 @@ class Spills:
             dtype = node.dtype if self.narrowed(node) else real(node.dtype)
             own = self.own if node.reverse else None
             found = matrix(own, self.programs.numbered, node, self.known)
-            self.made[node] = Spill(name, dtype, numel, found)
+            narrowed = [n for n in self.made if node.op == n.op == "cast" and node.args[0] is n.args[0]]
+            like = self.made[narrowed[0]] if narrowed and dtype.startswith("$") else None
+            self.made[node] = Spill(name, dtype, numel, found, like)
             with g.at(g.top):
                 if found is None:
                     at, mask = self._place(self.linear(lambda n: n, main=True), node.shape, numel), None

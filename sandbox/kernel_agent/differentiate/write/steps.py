@@ -52,14 +52,23 @@ def kept_step(text: FunctionText, step: Step, spill: Spill) -> None:
 
 def scratch(text: FunctionText, step: Step, buffer: forward_values.Buffer | Spill, size: str) -> None:
     """Allocate so many elements."""
-    dtype = f"torch.{'bool' if buffer.dtype == 'int1' else buffer.dtype}"
-    if is_named(buffer.dtype):
-        dtype = f"torch.{'float64' if real(buffer.dtype) == 'float64' else 'float32'}"
-    elif buffer.dtype.startswith("$"):  # that of a tensor's elements
-        dtype = f"{text.value(buffer.dtype.split(':')[1])}.dtype"
+    dtype = _dtype(text, buffer)
     made = f"torch.empty({size}, dtype={dtype}, device={text.device()})"
-    step.setup.append(f"{buffer.name} = {made}")
+    like = buffer.like if isinstance(buffer, Spill) else None
+    if like is None:
+        step.setup.append(f"{buffer.name} = {made}")
+    else:
+        step.setup += [f"{buffer.name} = {like.name}", f"if {dtype} != {_dtype(text, like)}:"]
+        step.setup.append(f"    {buffer.name} = {made}")
     step.extra[buffer.name] = buffer.name
+
+
+def _dtype(text: FunctionText, buffer: forward_values.Buffer | Spill) -> str:
+    if is_named(buffer.dtype):
+        return f"torch.{'float64' if real(buffer.dtype) == 'float64' else 'float32'}"
+    if buffer.dtype.startswith("$"):  # that of a tensor's elements
+        return f"{text.value(buffer.dtype.split(':')[1])}.dtype"
+    return f"torch.{'bool' if buffer.dtype == 'int1' else buffer.dtype}"
 
 
 def partials_step(text: FunctionText, part: Part, emitted: Emitted, fused: Partials, programs: int) -> Step:
