@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -327,8 +328,8 @@ def test_value_for_products_with_two_tensors__is_kept_once_where_those_are_of_on
     )
 
 
-def test_value_that_is_summed_too__is_kept_as_it_was_computed(changed) -> None:
-    """Rounded to 16 bits, d_bias would sum rounded numbers."""
+def test_value_that_is_summed_too__is_rounded_for_the_products_alone(changed) -> None:
+    """d_bias sums numbers as they were computed, a tile in each program."""
     file = changed(
         ("    a_ptr, b_ptr, c_ptr,\n    M,", "    a_ptr, b_ptr, c_ptr, bias_ptr,\n    M,"),
         (
@@ -349,5 +350,8 @@ def test_value_that_is_summed_too__is_kept_as_it_was_computed(changed) -> None:
         ),
     )
     result = draft(file, TRACED)
-    assert "dtype=torch.float32" in result["backward"] and "dtype=b_ptr.dtype" not in result["backward"]
+    backward = result["backward"]
+    assert "spill_d__ = torch.empty(grid[0] * BLOCK_N, dtype=torch.float32" in backward
+    assert "(BLOCK_M * BLOCK_N), dtype=b_ptr.dtype" in backward and backward.count("torch.float32, dev") == 1
+    assert re.search(r"tl\.store\(spill_d__ \+ .*, tl\.sum\(\w+, axis=0\)\)", backward)
     assert_right(file, result, RAGGED)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from .graph import Graph
-from .nodes import Carry, For, GradWrite, If, Node, Region, mapped, operands, reachable
+from .nodes import Carry, For, GradWrite, If, Node, Region, Store, mapped, operands, reachable
 from .values import loop_out
 
 
@@ -98,7 +98,7 @@ class Graft:
         new.carries = [
             Carry(self.nodes[c.phi], self.node(c.init), c.next and self.node(c.next)) for c in loop.carries
         ]
-        new.effects = [self.effect(e) for e in loop.effects]
+        new.effects = self.effects(loop.effects)
         return new
 
     def branch(self, stmt: If) -> If:
@@ -110,9 +110,12 @@ class Graft:
         for out in stmt.outs:
             a, b = (out.attrs[k] and self.node(out.attrs[k]) for k in ("then", "other"))
             self.nodes[out] = self.g.merged(new, a, b, out, self.region(out.home))
-        new.then_effects = [self.effect(e) for e in stmt.then_effects]
-        new.other_effects = [self.effect(e) for e in stmt.other_effects]
+        new.then_effects, new.other_effects = map(self.effects, (stmt.then_effects, stmt.other_effects))
         return new
+
+    def effects(self, effects: list) -> list:
+        """Those of a backward; a loop of the forward, that one of the backward undoes, has stores beside."""
+        return [self.effect(e) for e in effects if not isinstance(e, Store)]
 
     def effect(self, effect: object) -> object:
         if isinstance(effect, For):

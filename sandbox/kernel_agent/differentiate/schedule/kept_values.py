@@ -78,11 +78,15 @@ class Spills:
             return False
         if node in self.sides:
             return True
-        alone = all(
-            isinstance(n, Node) and n.op == "cast" and n.dtype.startswith("$")
-            for n in self._users(node.args[0])
-        )
+        alone = all(isinstance(n, Node) and self._apart(n) for n in self._users(node.args[0]))
         return alone and self._always_there(node.dtype.split(":")[1])
+
+    def _apart(self, user: Node) -> bool:
+        """Whether what is computed of a value leaves it to products: such a cast, or a sum over it, which is kept
+        itself."""
+        if user.op == "reduce":
+            return self.wanted(user)
+        return user.op == "cast" and user.dtype.startswith("$")
 
     def cast(self, value: Node, like: Node) -> Node:
         """Such a cast of what the value is on one side of a branch."""
