@@ -168,13 +168,24 @@ class Expressions(Values):
         known = self.literal(cond)
         if known is not None:
             return self.expr(node.body if known else node.orelse)
+        taken, mark = self.decided(cond), len(self.loaded)
         stmt = self.g.fork(cond, is_static(cond), node.lineno)
-        with self.g.at(stmt.then):
-            then = self.expr(node.body)
-        with self.g.at(stmt.other):
-            other = self.expr(node.orelse)
+        sides: list[Any] = []
+        for region, part in ((stmt.then, node.body), (stmt.other, node.orelse)):
+            try:
+                with self.g.at(region):
+                    sides.append(self.expr(part))
+            except Refusal:
+                if taken is None or taken is (region is stmt.then):
+                    raise
+        result = self.merge(stmt, *sides, "value") if len(sides) == 2 else None
+        if taken is not None and (
+            len(sides) < 2 or isinstance(result, Poison)
+        ):  # as in the traced call alone
+            del self.loaded[mark:]
+            self.g.folded[cond] = taken, node.lineno
+            return self.expr(node.body if taken else node.orelse)
         self.effects.append(stmt)
-        result = self.merge(stmt, then, other, "value")
         if isinstance(result, Node) and result.op == "ifout":
             result.hint = None
         return result
