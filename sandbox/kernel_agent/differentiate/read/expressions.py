@@ -178,7 +178,7 @@ class Expressions(Values):
             except Refusal:
                 if taken is None or taken is (region is stmt.then):
                     raise
-        result = self.merge(stmt, *sides, "value") if len(sides) == 2 else None
+        result = self.merge(stmt, sides[0], sides[1], "value") if len(sides) == 2 else None
         if taken is not None and (
             len(sides) < 2 or isinstance(result, Poison)
         ):  # as in the traced call alone
