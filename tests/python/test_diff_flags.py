@@ -86,6 +86,52 @@ TWICE = """
     if FIRST != 1:
         tl.store(y + at, tl.exp(b), mask=o_t < T)
 """
+HANDED_ON = """
+    wide = tl.arange(0, 2)
+    at = i_h * T + o_t if FIRST else o_t * H + i_h
+    at2 = at[:, None] + wide[None, :] * 0
+    b = tl.load(x + at, mask=o_t < T, other=0.0)
+    b2 = tl.load(x + at2, mask=(o_t < T)[:, None], other=0.0)
+    if FIRST:
+        c = b
+    else:
+        c = b2
+    total = cubed(b, c, FIRST=FIRST)
+    tl.store(y + at, total, mask=o_t < T)
+    if FIRST:
+        tl.store(z + at, b, mask=o_t < T)
+"""
+HELPERS = """
+@triton.jit
+def cubed(b, c, FIRST: tl.constexpr):
+    if FIRST:
+        return b * squared(c)
+    else:
+        return b * tl.sum(squared(c), axis=1)
+
+
+@triton.jit
+def squared(c):
+    return c * c
+
+
+@triton.jit
+def biased(b, bias):
+    if bias is not None:
+        b = b * bias
+    return b if bias is None else b + bias
+"""
+LEFT_OUT = """
+    at = i_h * T + o_t if FIRST else o_t * H + i_h
+    b = tl.load(x + at, mask=o_t < T, other=0.0)
+    if z is not None:
+        bias = tl.exp(tl.load(x + at, mask=o_t < T, other=0.0))
+    else:
+        bias = None
+    tl.store(y + at, biased(b, bias), mask=o_t < T)
+    if FIRST:
+        tl.store(z + at, b, mask=o_t < T)
+"""
 
 
 def written(folder: Path, body: str, head: str = HEAD) -> Path:
@@ -95,11 +141,13 @@ def written(folder: Path, body: str, head: str = HEAD) -> Path:
 
 
 @pytest.mark.parametrize(
-    "body", [POINTER, REMADE, SHAPES, TWICE], ids=["pointer", "remade", "shapes", "twice"]
+    "body",
+    [POINTER, REMADE, SHAPES, TWICE, HANDED_ON, LEFT_OUT],
+    ids=["pointer", "remade", "shapes", "twice", "handed on", "left out"],
 )
 @pytest.mark.parametrize("first", [True, False])
 def test_flag__gradient_is_right_whichever_was_traced(tmp_path: Path, body: str, first: bool) -> None:
-    file = written(tmp_path, body)
+    file = written(tmp_path, body, HEAD.replace("@triton.jit", HELPERS.lstrip() + "\n\n@triton.jit"))
     result = draft(file, {"T": 21, "H": 3, "first": first})
     cases = [({"T": 18, "H": 2, "first": False}, "normal"), ({"T": 21, "H": 3, "first": True}, "normal")]
     assert_right(file, result, cases)

@@ -84,3 +84,46 @@ def test_value_that_is_stored_and_summed__keeps_the_lanes_that_are_not_stored(
     file = write(source)
     result = draft(file, {"T": 11, "C": 11})
     assert_right(file, result, [({"T": t, "C": c}, "normal") for t, c in ((11, 11), (7, 5))], 2e-3)
+
+
+TILES = """import torch
+import triton
+import triton.language as tl
+from kernel_agent import autodiff
+
+SWEEP = [{"T": 40, "most": 20}]
+
+
+@triton.jit
+def tile_kernel(x, y, lengths, N, BLOCK: tl.constexpr):
+    n, tile, c = tl.program_id(0), tl.program_id(1), tl.arange(0, BLOCK)
+    length = tl.load(lengths + n)
+    end = tl.minimum((tile + 1) * BLOCK, tl.maximum(length, BLOCK - 4))
+    there = tl.where(tile * BLOCK < length, 1, 0)
+    state = tl.zeros([BLOCK], dtype=tl.float32)
+    for start in range(0, there * end, BLOCK):
+        part = tl.load(x + n * N + start + c, mask=start + c < end, other=0.0)
+        state = tl.sin(state + part)
+    tl.store(y + n * N + tile * BLOCK + c, state, mask=tile * BLOCK + c < N)
+
+
+@autodiff(inputs_require_grad=(0,))
+def tiles(x, lengths):
+    y = torch.empty_like(x)
+    tile_kernel[(x.shape[0], triton.cdiv(x.shape[1], 8))](x, y, lengths, x.shape[1], BLOCK=8)
+    return y
+
+
+def make_args(dims, device="cuda", dtype=torch.float32):
+    lengths = torch.tensor([dims["most"], 3, 0], device=device, dtype=torch.int32)
+    return torch.randn(3, dims["T"], device=device, dtype=dtype), lengths
+"""
+
+
+def test_length_that_hangs_on_bounds_and_conditions__has_a_tape_as_long_as_the_longest(
+    write: Callable[[str], Path],
+) -> None:
+    file = write(TILES)
+    result = draft(file, {"T": 40, "most": 20})
+    assert "longest(grid" in result["backward"]
+    assert_right(file, result, [({"T": t, "most": m}, "normal") for t, m in ((40, 20), (24, 24), (9, 1))])

@@ -94,6 +94,14 @@ def test_return_before_the_loop__saves_what_is_known_where_the_kernel_ends() -> 
     assert_right(file, result, [({"M": 9, "V": 4999}, "normal"), ({"M": 3, "V": 7}, "normal")])
 
 
+@pytest.mark.parametrize("end", ["# ends here\n    return", "; return  # ends here"])
+def test_return_as_the_last_statement__comes_after_what_is_saved(end: str, changed) -> None:
+    file = changed(("# ends here", end if end[0] == "#" else "\n    mean += 0" + end))
+    result = draft(file, SHAPES[1][0])
+    assert saved(result["backward"])
+    assert_right(file, result, SHAPES)
+
+
 def test_deviation_of_a_row__is_saved_in_place_of_what_it_is_made_of(changed) -> None:
     file = changed()
     result = draft(file, SHAPES[1][0])

@@ -112,3 +112,29 @@ def test_name_that_such_a_branch_gives_another_kind__is_used_without_it(
     result = draft(file, {"N": 50})
     assert [r["line"] for r in result["report"]["lines"] if r["proof"] == "untaken"] == [16]
     assert_right(file, result, [({"N": n}, "normal") for n in (50, 7)])
+
+
+CHOSEN = """
+    wide = {types} if WIDE else tl.float32
+    total = tl.zeros((BLOCK,), wide)
+    total += {value} if WIDE else x * x
+    tl.store(y_ptr + i, total, mask=mask)
+"""
+
+
+@pytest.mark.parametrize("value", ["x", "tl.sort(x)", READ])
+def test_side_of_a_conditional_expression_that_is_not_taken__is_left_out(
+    value: str, write: Callable[[str], Path]
+) -> None:
+    """What it leaves would be of another kind: types of which each is a name."""
+    source = MODES.replace("MODE: tl.constexpr", "WIDE: tl.constexpr")
+    above, _, below = source.partition("    if {test}:")
+    below = below.partition("mask=mask)\n")[2]
+    text = (above + CHOSEN + below).replace("MODE=mode", "WIDE=x.dtype == torch.float64")
+    file = write(text.format(types="tl.float64", value=value))
+    result = draft(file, {"N": 50})
+    assert_right(file, result, [({"N": n}, "normal") for n in (50, 7)])
+    fwd = forward.load(write(pair_text(text.format(types="tl.float64", value="x"), result["backward"])))
+    x = torch.randn(50, requires_grad=True, dtype=torch.float64)
+    with fwd.active(), pytest.raises(NotImplementedError, match=r"branch of line 1[68] .* has no backward"):
+        getattr(fwd.module, fwd.entry_name)(x)

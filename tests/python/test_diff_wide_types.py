@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from diff_support import draft, errors
+from diff_support import assert_right, draft, errors
 
 FORWARD = """import torch
 import triton
@@ -83,3 +83,46 @@ def test_type_that_a_function_gives_back__stays_the_tensor_s_own(write: Callable
     assert "bfloat16" not in backward
     found = errors(file, backward, [({"M": 5, "N": 20}, "normal"), ({"M": 3, "N": 32}, "normal")])
     assert max(found["x"]) < LIMITS["float32"], found
+
+
+TINY = """import torch
+import triton
+import triton.language as tl
+from kernel_agent import autodiff
+
+SWEEP = [{"N": 40}]
+LEAST: tl.constexpr = tl.constexpr(1e-40)
+
+
+def make_args(dims, device="cuda", dtype=torch.float32):
+    return tuple(torch.randn(dims["N"], 16, device=device, dtype=dtype) for _ in range(2))
+
+
+@triton.jit
+def score_kernel(q_ptr, k_ptr, y_ptr, N, BLOCK: tl.constexpr):
+    rows, cols = tl.arange(0, BLOCK), tl.arange(0, 16)
+    at = rows[:, None] * 16 + cols[None, :]
+    q = tl.load(q_ptr + at, mask=rows[:, None] < N, other=0.0).to(tl.float32)
+    k = tl.load(k_ptr + at, mask=rows[:, None] < N, other=0.0).to(tl.float32)
+    total = tl.sum(tl.where(rows[None, :] < N, tl.exp(tl.dot(q, tl.trans(k))), 0.0), axis=1)
+    tl.store(y_ptr + rows, tl.log(GUARDED), mask=rows < N)
+
+
+@autodiff(inputs_require_grad=(0, 1))
+def score(q, k):
+    y = torch.empty_like(q[:, 0])
+    score_kernel[(1,)](q, k, y, q.shape[0], BLOCK=64)
+    return y
+"""
+
+
+@pytest.mark.parametrize(
+    "guarded", ["tl.maximum(total, 1e-40)", "tl.maximum(LEAST, total)", "tl.clamp(total, 1e-40, 1e40)"]
+)
+def test_number_beyond_float32__makes_float64_of_what_it_is_compared_with(
+    guarded: str, write: Callable[[str], Path]
+) -> None:
+    """As Triton does: its adjoint is of float32 again before it comes to a dot."""
+    file = write(TINY.replace("GUARDED", guarded))
+    result = draft(file, {"N": 40})
+    assert_right(file, result, [({"N": n}, "normal") for n in (40, 7)])

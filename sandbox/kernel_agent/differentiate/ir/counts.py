@@ -13,14 +13,16 @@ from typing import Any
 
 import torch
 
+from .folding import COMPARE
 from .graph import Graph
-from .nodes import Node, sides
+from .nodes import Node, nodes_in, sides
 
 OP = "longest"
 _COMPUTED = {
     "add": operator.add, "sub": operator.sub, "mul": operator.mul, "floordiv": operator.floordiv, "mod": operator.mod,
 }  # fmt: skip
 _INFIX = {"add": "+", "sub": "-", "mul": "*", "floordiv": "//", "mod": "%"}
+_BOUNDED = {"minimum": "max", "maximum": "min"}  # and the bound that they are
 
 
 def longest(g: Graph, count: Node) -> Node | None:
@@ -42,7 +44,12 @@ def _known(node: Node) -> bool:
         )
     if node.op in ("pid", "npid", "param", "constexpr", "const"):
         return True
-    return node.op in {*_INFIX, "cdiv", "cast"} and all(map(_known, node.args))
+    return node.op in {*_INFIX, *_BOUNDED, "cdiv", "cast", "compare", "where"} and all(map(_known, node.args))
+
+
+def _varies(node: Node) -> bool:
+    """Whether a number is another in each program: a tensor on the host."""
+    return any(part.op in ("pid", "load") for part in nodes_in([node]))
 
 
 def text(node: Node, of: Any) -> str:
@@ -59,9 +66,17 @@ def text(node: Node, of: Any) -> str:
     if node.op == "cdiv":
         a, b = (text(arg, of) for arg in node.args)
         return f"-(-{a} // {b})"
-    if node.op in _INFIX:
+    if node.op in _INFIX or node.op == "compare":
         a, b = (text(arg, of) for arg in node.args)
-        return f"({a} {_INFIX[node.op]} {b})"
+        return f"({a} {_INFIX.get(node.op) or node.attrs['cmp']} {b})"
+    if node.op in _BOUNDED and _varies(node):
+        first, second = sorted(node.args, key=_varies, reverse=True)
+        return f"torch.clamp({text(first, of)}, {_BOUNDED[node.op]}={text(second, of)})"
+    if node.op in _BOUNDED:
+        return f"{node.op[:3]}({text(node.args[0], of)}, {text(node.args[1], of)})"
+    if node.op == "where":
+        cond, a, b = (text(arg, of) for arg in node.args)
+        return f"torch.where({cond}, {a}, {b})" if _varies(node.args[0]) else f"({a} if {cond} else {b})"
     return of(node)
 
 
@@ -90,6 +105,15 @@ def traced(g: Graph, node: Node, args: dict[str, Any], grid: tuple[int, ...]) ->
         if n.op in _INFIX:
             a, b = map(value, n.args)
             return _COMPUTED[n.op](a, b)
+        if n.op == "compare":
+            a, b = map(value, n.args)
+            return COMPARE[n.attrs["cmp"]](a, b)
+        if n.op in _BOUNDED:
+            a, b = (torch.as_tensor(value(arg)) for arg in n.args)
+            return getattr(torch, n.op)(a, b)
+        if n.op == "where":
+            cond, a, b = (torch.as_tensor(value(arg)) for arg in n.args)
+            return torch.where(cond, a, b)
         known = g.concrete(n)
         if known is None:
             raise LookupError

@@ -34,6 +34,8 @@ class Aliases(Values):
                     continue
                 if store.region.excludes(read[3], is_static):
                     continue
+                if base is not other and self.untaken(read[3]):
+                    continue
                 pairs.append((store, read))
                 if base is other and base.op == "param" and name not in self.added:
                     if store.offset is offset and store.mask is mask:
@@ -51,6 +53,12 @@ class Aliases(Values):
             raise self._elsewhere(base.attrs["name"], line)
         blind = {s for s, _ in pairs if s.value.is_float and (s.base, s.offset, s.mask) not in loaded}
         self._read_before([s for s in self.stored if s in blind])
+
+    def untaken(self, region: Region) -> bool:
+        """Whether a flag rules out in the traced call what stands here: a tensor that it has no use for may
+        be any other then."""
+        asked = ((self.decided(cond), positive) for cond, positive in _branches(region) if cond is not None)
+        return any(found is not None and found is not positive for found, positive in asked)
 
     def _elsewhere(self, name: str, line: int | None) -> Refusal:
         message = f"`{name}` is written and read at different addresses by one kernel"

@@ -13,7 +13,7 @@ from triton.runtime.jit import ConstexprFunction
 
 from ..ir.nodes import Node
 from ..ir.refusal import Refusal
-from ..ir.values import BlockPtr, DType, Ptr, is_helper
+from ..ir.values import BlockPtr, DType, Either, Poison, Ptr, is_helper
 from . import language, syntax_check
 from .expressions import Expressions
 
@@ -37,8 +37,9 @@ class Calls(Expressions):
             owner = self.node(owner)
         method = isinstance(owner, (Node, Ptr, BlockPtr))
         function = None if method else self.expr(node.func)
-        args = [self.expr(a) for a in node.args]
-        keywords: dict = {k.arg: self.expr(k.value) for k in node.keywords}
+        read = self.passed if is_helper(function) else self.expr
+        args = [read(a) for a in node.args]
+        keywords: dict = {k.arg: read(k.value) for k in node.keywords}
         if method:
             return language.method(self, owner, node.func.attr, args, keywords)  # type: ignore
         if isinstance(function, ConstexprFunction) and any(isinstance(a, DType) for a in args):
@@ -50,7 +51,16 @@ class Calls(Expressions):
         imported = self.source_of(function, node.lineno) if is_helper(function) else None
         if imported is not None:
             return self.inline_imported(function, imported, args, keywords)
+        if any(isinstance(value, Either) for value in (*args, *keywords.values())):
+            args = [self.expr(a) for a in node.args]  # which refuses it
         return language.call(self, function, self._text_of(function, node.func), args, keywords)  # type: ignore[arg-type]
+
+    def passed(self, node: ast.expr) -> Any:
+        """An argument of a helper: what has a shape for each side of a flag is chosen where it is used."""
+        value = self.env.get(node.id) if isinstance(node, ast.Name) else None
+        if isinstance(value, Either) and isinstance(self.chosen(value, ""), Poison):
+            return value
+        return self.expr(node)
 
     def _text_of(self, function: Any, spelled: ast.expr) -> str:
         """How the generated code, which stands in the kernel's own file, calls a function of Triton."""

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from ..ir.folding import COMPARE
-from ..ir.nodes import Node, real
+from ..ir.nodes import Node, real, sides
 from ..ir.refusal import Refusal
 from ..ir.values import BlockPtr, DType, Poison, Ptr, PtrType, dtype_text, is_static
 from . import language
@@ -157,24 +157,41 @@ class Expressions(Values):
 
     def _is(self, a: Any, b: Any, negate: bool) -> Any:
         pointer = isinstance(a, Ptr)
+        one = a.offset if pointer else a
+        if b is None and isinstance(one, Node) and one.op == "ifout" and len(sides(one)) == 1:
+            return self._left_out(one, negate)
         if b is not None or not (pointer or (isinstance(a, Node) and a.op == "constexpr")):
             return (a is b) != negate
         none = a.base.attrs["none"] if pointer else a.value is None
         found = self.g.make("isnone", (a.base if pointer else a,), {"none": none}, "int1", ())
         return self.g.make("not", (found,), {}, "int1") if negate else found
 
+    def _left_out(self, value: Node, negate: bool) -> Node:
+        """Whether a value is None, which one branch of an `if` leaves it: what that asks."""
+        cond, first = value.args[0], value.attrs["then"] is None
+        return cond if first is not negate else self.g.make("not", (cond,), {}, "int1")
+
     def _ifexp(self, node: ast.IfExp) -> Any:
         cond = self.expr(node.test)
         known = self.literal(cond)
         if known is not None:
             return self.expr(node.body if known else node.orelse)
+        taken, mark = self.decided(cond), len(self.loaded)
         stmt = self.g.fork(cond, is_static(cond), node.lineno)
-        with self.g.at(stmt.then):
-            then = self.expr(node.body)
-        with self.g.at(stmt.other):
-            other = self.expr(node.orelse)
+        found: list[Any] = []
+        for region, part in ((stmt.then, node.body), (stmt.other, node.orelse)):
+            try:
+                with self.g.at(region):
+                    found.append(self.expr(part))
+            except Refusal:
+                if taken is None or taken is (region is stmt.then):
+                    raise
+        result = self.merge(stmt, found[0], found[1], "value") if len(found) == 2 else None
+        if taken is not None and (len(found) < 2 or isinstance(result, Poison)):
+            del self.loaded[mark:]
+            self.g.folded[cond] = taken, node.lineno
+            return self.expr(node.body if taken else node.orelse)
         self.effects.append(stmt)
-        result = self.merge(stmt, then, other, "value")
         if isinstance(result, Node) and result.op == "ifout":
             result.hint = None
         return result

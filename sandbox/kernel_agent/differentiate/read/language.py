@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
+import torch
 import triton.language as tl
 
 from ..ir.address_tables import CONSTRUCT, entry
@@ -35,6 +37,8 @@ DTYPES = {
     "fp64": "float64",
     **{name: name for name in INTS},
 }
+
+FLOAT32 = torch.finfo(torch.float32)
 
 NOT_DIFFERENTIABLE = {
     "inline_asm_elementwise": "inline assembly is opaque",
@@ -467,8 +471,25 @@ def where(b: Builder, condition: Any, x: Any, y: Any) -> Node:
     return b.g.make("where", (cond, x, y), {}, promote((x, y)))
 
 
+def _larger_or_smaller(op: str) -> Callable:
+    def make(b: Builder, x: Any, y: Any, **_: Any) -> Node:
+        return _of_tensors(b, op, x, y)
+
+    return make
+
+
 def clamp(b: Builder, x: Any, min: Any, max: Any, **_: Any) -> Node:
-    return b.g.make("clamp", (b.node(x), b.node(min), b.node(max)))
+    return _of_tensors(b, "clamp", x, min, max)
+
+
+def _of_tensors(b: Builder, op: str, *values: Any) -> Node:
+    """An operation that makes tensors of Python numbers first: of float64, where float32 has no such normal
+    number."""
+    args = [b.node(value) for value in values]
+    numbers = [b.g.concrete(arg) for arg in args if arg.op in ("const", "constexpr") and arg.is_float]
+    sizes = [abs(number) for number in numbers if number is not None]
+    wide = any(0 < size < FLOAT32.tiny or FLOAT32.max < size < math.inf for size in sizes)
+    return b.g.make(op, args, dtype="float64" if wide else None)
 
 
 def fma(b: Builder, x: Any, y: Any, z: Any) -> Node:
@@ -619,8 +640,8 @@ TABLE: dict[str, Callable] = {
     **{function.__name__: function for function in OWN},
     "view": reshape,
     **{op: _binary(op) for op in ("add", "sub", "mul")},
-    **dict.fromkeys(("maximum", "fmax"), _binary("maximum")),
-    **dict.fromkeys(("minimum", "fmin"), _binary("minimum")),
+    **dict.fromkeys(("maximum", "fmax"), _larger_or_smaller("maximum")),
+    **dict.fromkeys(("minimum", "fmin"), _larger_or_smaller("minimum")),
     **dict.fromkeys(("fdiv", "div_rn", "truediv"), _divide),
     **{fn: _reduction(fn) for fn in ("sum", "max", "min")},
     **{f"arg{fn}": _argreduction(fn) for fn in ("max", "min")},

@@ -2,16 +2,20 @@
 
 Softmax subtracts a maximum that cancels in the result. A value's *shift type* says how it answers when such a
 maximum m is moved by t: a `scale` of weight w is multiplied by exp(w t), a `shift` of weight w grows by w t.
-If every output has weight 0 the maximum is detached: it gets no adjoint. In an online softmax the old and the
-new maximum of each step are moved independently; if the other carries have one weight before and after the
-step, the loop may use the final maximum from the start: exp(m_old - m_new) becomes 1 and the loop is of class
-B (telescoping). Both are proofs over the whole kernel, not tests.
+If every output has weight 0 the maximum is detached: it gets no adjoint. A maximum is many numbers,
+each moved for itself: along the axes of its block, and in the steps of a loop. A weight is of one number: it
+tells along which axes of a value the maximum's lie, and what mixes these, or steps, has no shift type.
+In an online softmax the old and the new maximum of each step are moved independently; if the other carries
+have one weight before and after the step, the loop may use the final maximum from the start: exp(m_old -
+m_new) becomes 1 and the loop is of class B (telescoping). Both are proofs over the whole kernel, not tests.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
+from typing import NamedTuple
 
 from ..ir.kinds import LANEWISE
 from ..ir.nodes import (
@@ -34,7 +38,17 @@ from ..ir.simplify import is_minus_inf, is_zero
 from ..ir.values import Kernel, loop_out
 from ..prove.masks import upper_bounds
 
-Weights = tuple[tuple[Node, float], ...]
+
+class Symbol(NamedTuple):
+    """A maximum that may be moved, and for each of its axes that of the value along which it lies, counted
+    from the last one: -1; None for an axis of one element."""
+
+    node: Node
+    axes: tuple[int | None, ...]
+
+
+Weights = tuple[tuple[Symbol, float], ...]
+Factors = tuple[tuple[tuple[int | None, ...], float], ...]  # of one maximum: where its axes lie, and weights
 
 
 @dataclass(frozen=True)
@@ -50,11 +64,25 @@ class Shift:
 
     @property
     def symbols(self) -> set[Node]:
-        return {s for s, _ in self.weights}
+        return {s.node for s, _ in self.weights}
 
     def moved(self, table: dict[Node, Node]) -> Shift:
         """In terms of other symbols."""
-        return Shift(self.kind, tuple((table.get(s, s), w) for s, w in self.weights))
+        return Shift(
+            self.kind, tuple((s._replace(node=table.get(s.node, s.node)), w) for s, w in self.weights)
+        )
+
+    def placed(self, where: Callable[[int], int | None]) -> Shift:
+        """With the axes of the value, which count from the last one, elsewhere; where some axis of a maximum
+        is gone, or two change places, nothing is known."""
+        found, lost = [], set()
+        for symbol, weight in self.weights:
+            axes = tuple(axis if axis is None else where(axis) for axis in symbol.axes)
+            left = [axis for axis in axes if axis is not None]
+            if axes.count(None) > symbol.axes.count(None) or left != sorted(left):
+                lost.add(symbol.node)
+            found.append((symbol._replace(axes=axes), weight))
+        return _blamed(lost) if lost else Shift(self.kind, tuple(found))
 
 
 INVARIANT = Shift("scale")
@@ -67,7 +95,7 @@ class Online:
     loop: For
     index: int
     new: Node  # the maximum after the step
-    weights: dict[int, float] = field(default_factory=dict)
+    weights: dict[int, Factors] = field(default_factory=dict)
 
 
 def _plus(a: Weights, b: Weights, sign: int = 1) -> Weights:
@@ -77,16 +105,29 @@ def _plus(a: Weights, b: Weights, sign: int = 1) -> Weights:
     return _sorted(total)
 
 
-def _sorted(weights: dict[Node, float]) -> Weights:
-    return tuple(sorted(((s, w) for s, w in weights.items() if w), key=lambda item: item[0].id))
+def _sorted(weights: dict[Symbol, float]) -> Weights:
+    def key(item: tuple[Symbol, float]) -> tuple:
+        return item[0].node.id, tuple(axis or 0 for axis in item[0].axes)
+
+    return tuple(sorted(((s, w) for s, w in weights.items() if w), key=key))
 
 
 def _symbol(node: Node) -> Shift:
-    return Shift("shift", ((node, 1.0),))
+    rank = len(node.shape)
+    one = [dim.op == "const" and dim.value == 1 for dim in node.shape]
+    return Shift(
+        "shift", ((Symbol(node, tuple(None if one[axis] else axis - rank for axis in range(rank))), 1.0),)
+    )
 
 
 def _unknown(*types: Shift) -> Shift:
-    return Shift("unknown", tuple({(s, 1.0) for t in types for s in t.symbols}))
+    """Of values that have no shift type already, their symbols alone are to blame."""
+    lost = [t for t in types if t.kind == "unknown"]
+    return _blamed({s for t in lost or types for s in t.symbols})
+
+
+def _blamed(nodes: set[Node]) -> Shift:
+    return Shift("unknown", tuple((Symbol(node, ()), 1.0) for node in nodes))
 
 
 class Analysis:
@@ -168,7 +209,13 @@ class Analysis:
             return _unknown(*args) if over else b
         return Shift("scale", _plus(a.weights, b.weights, -1 if over else 1))
 
-    _dot = _div = _mul
+    _div = _mul
+
+    def _dot(self, node: Node, args: list[Shift]) -> Shift:
+        a, b = args
+        rows = a.placed(lambda axis: None if axis == -1 else axis)
+        columns = b.placed(lambda axis: None if axis == -2 else axis)
+        return self._mul(node, [rows, columns])
 
     def _compare(self, node: Node, args: list[Shift]) -> Shift:
         """With 0: what is scaled keeps its sign."""
@@ -177,12 +224,38 @@ class Analysis:
 
     def _reduce(self, node: Node, args: list[Shift]) -> Shift:
         passing = ("scale", "zero") if node.attrs["fn"] == "sum" else ("shift", "scale")
-        return args[0] if args[0].kind in passing else _unknown(*args)
+        gone = node.attrs["axis"] - len(node.args[0].shape)
+        found = args[0].placed(lambda axis: None if axis == gone else axis + (axis < gone))
+        return found if args[0].kind in passing else _unknown(*args)
 
     def _same(self, node: Node, args: list[Shift]) -> Shift:
         return args[0]
 
-    _cast = _expand = _broadcast = _permute = _reshape = _full = _flip = _same
+    _cast = _broadcast = _full = _same
+
+    def _expand(self, node: Node, args: list[Shift]) -> Shift:
+        new = node.attrs["axis"] - len(node.shape)
+        return args[0].placed(lambda axis: axis - (axis <= new))
+
+    def _permute(self, node: Node, args: list[Shift]) -> Shift:
+        order, rank = node.attrs["order"], len(node.shape)
+        return args[0].placed(lambda axis: order.index(axis + rank) - rank)
+
+    def _flip(self, node: Node, args: list[Shift]) -> Shift:
+        flipped = node.attrs["axis"] - len(node.shape)
+        return args[0].placed(lambda axis: None if axis == flipped else axis)
+
+    def _reshape(self, node: Node, args: list[Shift]) -> Shift:
+        """An axis stays one where no other before it, or none after it, is changed."""
+        old, new = node.args[0].shape, node.shape
+
+        def where(axis: int) -> int | None:
+            if old[axis:] == new[axis:] and len(new) >= -axis:
+                return axis
+            first = axis + len(old)
+            return first - len(new) if old[: first + 1] == new[: first + 1] else None
+
+        return args[0].placed(where)
 
     def _where(self, node: Node, args: list[Shift]) -> Shift:
         cond, a, b = args
@@ -278,9 +351,10 @@ class Analysis:
         weights = dict(kind.weights)
         for out in node.attrs["if"].outs:
             own = {out.attrs["then"], out.attrs["other"]}
-            if own & set(weights) and self.merges(out):
-                for key in own & set(weights):
-                    weights[out] = weights.pop(key)
+            mine = [symbol for symbol in weights if symbol.node in own]
+            if mine and self.merges(out):
+                for symbol in mine:
+                    weights[symbol._replace(node=out)] = weights.pop(symbol)
         return Shift(kind.kind, _sorted(weights))
 
     def _loop(self, loop: For, index: int) -> Shift:
@@ -319,7 +393,8 @@ class Analysis:
         for _ in range(6):
             before = dict(self.types)
             self.types.update(inner)
-            found = {c.phi: self._after(self.of(c.next), old, new) for c in loop.carries if c.phi is not old}  # type: ignore[arg-type]
+            after = {c.phi: self.of(c.next) for c in loop.carries if c.phi is not old}  # type: ignore[arg-type]
+            found = {phi: self._after(loop, kind, old, new) for phi, kind in after.items()}
             better = {phi: self._carried(inner[phi], kind) for phi, kind in found.items()}
             kept = {phi for phi in open_ if better[phi].kind == "zero"} if better == inner else set()
             if better == inner and not kept:
@@ -330,17 +405,22 @@ class Analysis:
             blamed = [_symbol(old)] if old is not None else []
             self.types.update({phi: _unknown(kind, *blamed) for phi, kind in inner.items()})
             return
-        for k, carry in enumerate(loop.carries if online is not None and old is not None else ()):
+        for k, carry in enumerate(loop.carries if online is not None else ()):
+            assert online is not None
             kind = self.types[carry.phi]
             if carry.phi is not old and kind.kind in ("scale", "zero"):
-                online.weights[k] = dict(kind.weights).get(old, 0.0)  # type: ignore[union-attr, arg-type]
+                online.weights[k] = tuple((s.axes, w) for s, w in kind.weights if s.node is old)
 
-    def _after(self, kind: Shift, old: Node | None, new: Node | None) -> Shift:
-        """The type after the step: in terms of the new maximum, which is the next step's old one."""
-        if old is None or kind.kind == "unknown":
+    def _after(self, loop: For, kind: Shift, old: Node | None, new: Node | None) -> Shift:
+        """The type after the step: in terms of the new maximum, which is the next step's old one. Other
+        maxima of the step are not those of the next."""
+        if kind.kind == "unknown":
             return kind
-        if old in kind.symbols:
-            return _unknown(kind)
+        lost = {s for s in kind.symbols if s is not new and s.home.inside(loop.region)}
+        if lost or old in kind.symbols:
+            return _blamed(lost) if lost else _unknown(kind)
+        if old is None:
+            return kind
         assert new is not None
         return Shift(kind.kind, _sorted(dict(kind.moved({new: old}).weights)))
 
@@ -469,18 +549,18 @@ class Telescope:
         if (old, maximum) not in self.ifs:
             self.ifs[old, maximum] = replace(old, then_effects=[], other_effects=[], outs=[])
         own = next(o for o in old.outs if o in self.analysis.family)
-        weight = sum(w for _, w in self.analysis.of(node).weights)
+        weights = tuple((s.axes, w) for s, w in self.analysis.of(node).weights)
         chosen: list[Node | None] = []
         for side, region in (("then", old.then), ("other", old.other)):
             init, before = node.attrs[side], own.attrs[side]  # None in a branch that makes none
             with self.g.at(region):
                 moved = init is not None and before is not None
-                chosen.append(self.start(init, before, weight, maximum) if moved else init)
+                chosen.append(self.start(init, before, weights, maximum) if moved else init)
         then, other = chosen
         self.merged[key] = self.g.merged(self.ifs[old, maximum], then, other, node, node.home)
         return self.merged[key]
 
-    def start(self, init: Node, maximum: Node, weight: float, final: Node) -> Node:
+    def start(self, init: Node, maximum: Node, weights: Factors, final: Node) -> Node:
         """A start value, moved from the maximum it belongs to to the final one."""
         g = self.g
         if is_zero(init):
@@ -488,15 +568,27 @@ class Telescope:
         if maximum in self.analysis.family:
             moved = bool(self.analysis.of(init).weights) or init.op == "loopout"
             return self.value(init, final) if moved else self.rewriter.node(init)
-        if not weight:
+        if not weights:
             return self.rewriter.node(init)
         if is_minus_inf(maximum):
             return g.zeros(init.shape, init.dtype)
-        gap = g.sub(maximum, final) if weight < 0 else g.sub(final, maximum)
-        factor = g.call(f"exp{self.base}", gap)
-        for _ in range(len(init.shape) - len(factor.shape)):
-            factor = g.expand(factor, len(factor.shape))
-        return g.mul(init, factor)
+        for axes, weight in weights:
+            gap = g.sub(maximum, final) if weight < 0 else g.sub(final, maximum)
+            if abs(weight) != 1:
+                gap = g.mul(gap, g.number(abs(weight)))
+            init = g.mul(init, self.laid(g.call(f"exp{self.base}", gap), axes, len(init.shape)))
+        return init
+
+    def laid(self, factor: Node, axes: tuple[int | None, ...], rank: int) -> Node:
+        """A factor with one number for each of a maximum's, along the axes of a value."""
+        lies = [axis + rank for axis in axes if axis is not None]
+        if len(lies) < len(axes):
+            dims = tuple(dim for dim, axis in zip(factor.shape, axes, strict=True) if axis is not None)
+            factor = self.g.make("reshape", (factor,), {}, factor.dtype, dims)
+        for axis in range(rank if lies else 0):
+            if axis not in lies:
+                factor = self.g.expand(factor, axis)
+        return factor
 
     def loop(self, loop: For, maximum: Node) -> tuple[For, dict[int, int]]:
         key = (loop, maximum)
@@ -516,7 +608,7 @@ class Telescope:
             index[k] = len(index)
             before = loop.carries[online.index].init
             with self.g.at(loop.outer):
-                init = self.start(carry.init, before, online.weights.get(k, 0.0), maximum)
+                init = self.start(carry.init, before, online.weights.get(k, ()), maximum)
             starts.append((carry, phi, init))
         self.loops[key] = (new, index)
         body = Rewriter(self.g, lambda n: replaced.get(n) or (n if n is maximum else self.lookup(n)))

@@ -17,7 +17,7 @@ import triton.language
 from ...source import words
 from ..ir.graph import Graph
 from ..ir.names import stem, suggested
-from ..ir.nodes import Carry, For, GradWrite, If, Node, Region, TapeStore, is_float, walk
+from ..ir.nodes import Carry, For, GradWrite, If, Node, Region, TapeStore, is_float, nodes_in, walk
 from ..ir.simplify import is_number, is_zero
 from ..ir.spelling import (
     ATOM,
@@ -124,6 +124,7 @@ class Emitter:
     def emit(self, effects: list, decisions: list[str], tiles: int | None = None) -> Emitted:
         """`tiles` is the axis of the grid along which programs have tiles of one row."""
         self.demand = Demand(effects)
+        self.sizes = set(nodes_in([dim for node in self.demand.seen for dim in node.shape]))
         self.places = places(self.demand, effects, self.g.top)
         self.addresses = self._addresses(effects)
         if tiles is not None:
@@ -468,7 +469,8 @@ class Emitter:
         texts = [self.expr(side) for side in sides]
         section = max([section, *(s for _, s in texts), self.own_section(out)])
         name = self.unique(out.hint or "t")
-        self.line(section, f"{name} = {texts[0][0]} if {cond} else {texts[1][0]}")
+        kind = f": {self.tl}.constexpr" if out in self.sizes else ""
+        self.line(section, f"{name}{kind} = {texts[0][0]} if {cond} else {texts[1][0]}")
         self.scope.names[out] = (name, section)
         return True
 
@@ -550,7 +552,8 @@ class Emitter:
         section = max(section, self.own_section(node))
         name = self.unique(node.hint or suggested(node, self.addresses))
         adjoint = node.reverse and node.is_float and node.hint is not None
-        self.line(section, f"{name} = {text}", node.line if adjoint else None)
+        kind = f": {self.tl}.constexpr" if node in self.sizes else ""  # else a number is a tensor
+        self.line(section, f"{name}{kind} = {text}", node.line if adjoint else None)
         self.scope.names[node] = (name, section)
 
     def own_section(self, node: Node) -> int:

@@ -30,7 +30,10 @@ def copy_text(site: Site, lines: list[str], saved: list[Saved], name: str) -> st
     if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and len(source.body) > 1:
         first = source.body[1]
     indent = " " * first.col_offset
-    body = lines[first.lineno - 1 : source.end_lineno]
+    last, body = source.body[-1], lines[first.lineno - 1 : source.end_lineno]
+    if isinstance(last, ast.Return):  # what is saved comes after it
+        above = lines[last.lineno - 1][: last.col_offset].rstrip("; ")
+        body = [*lines[first.lineno - 1 : last.lineno - 1], *[above] * bool(above)]
     number = ""
     for axis in reversed([axis for axis in ordered(site, row) if axis != row]):
         one = f"{tl}.program_id({axis})"

@@ -20,6 +20,7 @@ from ..ir.nodes import Node, Region, nodes_in
 from ..ir.refusal import Refusal
 from ..ir.rewriter import Rewriter
 from ..ir.spelling import INFIX, call_name, choice, gradient_name, upstream_name
+from ..ir.values import is_static
 from ..prove.packed import Asked, AtMost, Distinct, Ordered, Walked
 from ..read.trace import Grid, Queued, Site, Tiles, grid_written
 from ..schedule.saved import Saved
@@ -552,10 +553,36 @@ class FunctionText:
         site, args = self.site, self.site.args
         written = [n for n in site.outputs if n not in site.tables]
         memory = {args[n].storage for n in written if not args[n].none}
-        loads = [n for n in nodes_in(site.kernel.effects) if n.op == "load" and n.is_float]
-        names = {n.args[0].attrs["name"] for n in loads if n.args[0].op == "param"} - set(written)
-        read = [n for n in site.given_names if n in names and args[n].storage not in memory]
+        loads: dict[str, list[Node]] = {}
+        for node in nodes_in(site.kernel.effects):
+            if node.op == "load" and node.is_float and node.args[0].op == "param":
+                loads.setdefault(node.args[0].attrs["name"], []).append(node)
+        read = []
+        for name in site.given_names:
+            if name not in loads or name in written:
+                continue
+            if args[name].storage not in memory:
+                read.append(name)
+            elif flag := self.flag_of(loads[name]):
+                read.append(f"{name} if {flag} else None")
         return (read, written) if written else ([], [])
+
+    def flag_of(self, loads: list[Node]) -> str | None:
+        """What a launch asks before each of these loads, which the traced one leaves out: None where that is
+        not known."""
+        g, asked = self.site.kernel.graph, []
+        for load in loads:
+            conds = [
+                (r.cond, r.positive) for r in load.home.chain() if r.cond is not None and is_static(r.cond)
+            ]
+            asked.append(
+                {(c, p) for c, p in conds if g.concrete(c) is not None and bool(g.concrete(c)) is not p}
+            )
+        shared = sorted(set.intersection(*asked), key=lambda one: one[0].id)
+        if not shared:
+            return None
+        cond, positive = shared[0]
+        return self.expr(cond, 3) if positive else f"not {self.expr(cond, 3)}"
 
     def kept_of(self, name: str) -> str:
         """What is saved of a tensor: a copy, where it is changed by this launch or after it."""
