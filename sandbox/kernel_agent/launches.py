@@ -387,12 +387,23 @@ def _untimed(tuner: Autotuner, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         if conflicts:
             raise ValueError(f"conflicting meta-parameters: {', '.join(sorted(conflicts))}")
         tuner.best_config = config
+        if len(tuner.configs) > 1 and _state.turn % 2 == 1:
+            _clear(tuner)
         if config.pre_hook is not None:
             config.pre_hook({**tuner.nargs, **kwargs, **config.all_kwargs()})
         with _inside(tuner):
             return tuner.fn.run(*args, **kwargs, **config.all_kwargs())
     finally:
         tuner.nargs = None
+
+
+def _clear(tuner: Autotuner) -> None:
+    """As before the first run of a key that counts, when the trials are over: what is named in reset_to_zero
+    is zero then, whoever has written it. Later runs leave it."""
+    for name in getattr(tuner, "reset_to_zero", ()):
+        value = tuner.nargs.get(name)
+        if isinstance(value, torch.Tensor):
+            value.zero_()
 
 
 def _unmeasured(tuner: Autotuner, config: Config) -> list[float]:
