@@ -177,8 +177,8 @@ def engine_may(stub: Iterable[str]) -> frozenset[str]:
 
 class Hanging:
     """While the stub runs: the storages that hang on inputs that want gradients, and the torch operations
-    that autograd would differentiate therefore. Whatever a launch is given beside such may hang on them after it.
-    """
+    that autograd would differentiate therefore. Whatever a launch is given beside such may hang on them after
+    it."""
 
     def __init__(self, inputs: Iterable[torch.Tensor]) -> None:
         self.operations: set[str] = set()

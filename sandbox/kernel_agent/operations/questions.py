@@ -151,8 +151,12 @@ def _wear(case: Case, arguments: inspect.BoundArguments, leaves: dict[str, torch
             break
 
 
-def _kept(_: Case, graph: Graph, __: bool) -> dict[str, torch.Tensor]:
-    """What the case has returned, never copied until now, when other calls have been made."""
+def _kept(case: Case, graph: Graph, __: bool) -> dict[str, torch.Tensor]:
+    """What the case has returned, never copied until now, when other calls have been made, and the graph was
+    differentiated for another upstream, twice."""
+    doubled = replace(graph, upstreams={index: 2 * value for index, value in graph.upstreams.items()})
+    for _ in range(2):
+        case.again("doubled", doubled)
     made = {f"kept/{name}": grad.clone() for name, grad in graph.grads.items()}
     return made | graph.outputs_as("kept_out")
 

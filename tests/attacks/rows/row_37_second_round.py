@@ -501,6 +501,54 @@ ATTACKS = [
         "modified: upstream/0|zero everywhere",
     ),
     Attack(
+        "a tuner's key leaves out what its pruning hangs on",
+        "gelu_gain_restored",
+        (
+            (
+                (
+                    '    configs=[triton.Config({"BLOCK": b}, num_warps=w) for b, w in ((32, 1), (64, 2), (128, 4))],\n'
+                    '    key=["N"],\n'
+                ),
+                (
+                    '    configs=[triton.Config({"BLOCK": b, "EVEN": even}) for b in (32, 64) for even in (True, False)],\n'
+                    "    key=[],\n"
+                    '    prune_configs_by={"early_config_prune": fitting},\n'
+                ),
+            ),
+            ('@triton.heuristics({"EVEN": lambda args: args["N"] % args["BLOCK"] == 0})\n', ""),
+            (
+                "@triton.autotune(",
+                (
+                    "def fitting(configs, named_args, **_):\n"
+                    '    return [c for c in configs if not c.kwargs["EVEN"] or named_args["N"] % 8 == 0 and named_args["N"] >= 16]\n'
+                    "\n"
+                    "\n"
+                    "@triton.autotune("
+                ),
+            ),
+            (
+                "    mask = (cols >= 0) if EVEN else (cols < N)\n",
+                "    mask = (cols < N // 8 * 8) if EVEN else (cols < N)\n",
+            ),
+        ),
+        "gradient of x is wrong",
+    ),
+    Attack(
+        "a graph has one buffer for a gradient, and hands it out each time",
+        "scale_atomics",
+        (
+            (
+                "        return dx, ds\n",
+                (
+                    "        ctx.kept = getattr(ctx, 'kept', ds)\n"
+                    "        ctx.kept.copy_(ds)\n"
+                    "        return dx, ctx.kept\n"
+                ),
+            ),
+        ),
+        "looked at after later calls",
+    ),
+    Attack(
         "NaN in the upstream is zero",
         "scale_atomics",
         (
