@@ -138,16 +138,16 @@ def _is_near(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.shape == b.shape and bool(torch.allclose(a, b, rtol=1e-2, atol=1e-2 * float(b.abs().max())))
 
 
-WORN, WEAR_SECONDS = 20, 0.5
+WORN, WEAR_SECONDS, WEAR_BYTES = 20, 0.5, 1 << 30
 
 
 def _wear(case: Case, arguments: inspect.BoundArguments, leaves: dict[str, torch.Tensor]) -> None:
     """More calls of that shape, forward and backward: of buffers that are used in turn, each comes round
     again."""
-    until = time.process_time() + WEAR_SECONDS
+    until, most = time.process_time() + WEAR_SECONDS, case.guards.bytes_held() + WEAR_BYTES
     for _ in range(WORN):
         case.again("worn", case.call(arguments, leaves))
-        if time.process_time() > until:
+        if time.process_time() > until or case.guards.bytes_held() > most:
             break
 
 
