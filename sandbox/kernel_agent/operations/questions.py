@@ -15,6 +15,7 @@ from .. import draw
 from ..errors import Unusable
 from ..forward import Forward
 from ..layout import repeats
+from ..watching import same_bytes
 
 if TYPE_CHECKING:
     from .candidate import Case
@@ -153,11 +154,16 @@ def _wear(case: Case, arguments: inspect.BoundArguments, leaves: dict[str, torch
 
 def _kept(case: Case, graph: Graph, __: bool) -> dict[str, torch.Tensor]:
     """What the case has returned, never copied until now, when other calls have been made, and the graph was
-    differentiated for another upstream, twice."""
-    doubled = replace(graph, upstreams={index: 2 * value for index, value in graph.upstreams.items()})
-    for _ in range(2):
-        case.again("doubled", doubled)
+    differentiated for another upstream; the same of another graph of these inputs, where that has changed."""
+    plain = case.call(graph.arguments, graph.leaves)  # without hooks, so that saved tensors are the inputs
+    grads = case.backward("again", plain.outputs, plain.leaves, plain.upstreams)
+    before = {name: grad.clone() for name, grad in grads.items()}
+    doubled = {index: 2 * value for index, value in graph.upstreams.items()}
+    for one in (graph, graph, plain, case.call(graph.arguments, graph.leaves)):
+        case.again("doubled", replace(one, upstreams=doubled))
     made = {f"kept/{name}": grad.clone() for name, grad in graph.grads.items()}
+    changed = [name for name, grad in grads.items() if not same_bytes(grad, before[name])]
+    made |= {f"kept/{name}": grads[name].clone() for name in changed}
     return made | graph.outputs_as("kept_out")
 
 

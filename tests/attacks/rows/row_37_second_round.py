@@ -549,6 +549,21 @@ ATTACKS = [
         "looked at after later calls",
     ),
     Attack(
+        "a gradient's buffer is found by the inputs that it is of",
+        "scale_atomics",
+        (
+            (
+                "        dx, ds = torch.empty_like(x), torch.zeros_like(s)\n",
+                (
+                    "        dx = BUFFERS.setdefault((id(x), id(s)), torch.empty_like(x))\n"
+                    "        ds = torch.zeros_like(s)\n"
+                ),
+            ),
+            (None, "\n\nBUFFERS = {}\n"),
+        ),
+        "looked at after later calls",
+    ),
+    Attack(
         "NaN in the upstream is zero",
         "scale_atomics",
         (
