@@ -82,7 +82,10 @@ ATTACKS = [
                 ),
             ),
             (
-                "        mean, r = x.new_empty(M, dtype=torch.float32), x.new_empty(M, dtype=torch.float32)\n",
+                (
+                    "        mean, r = x.new_empty(M, dtype=torch.float32), x.new_empty(M, "
+                    "dtype=torch.float32)\n"
+                ),
                 ("        mean = in_turn('mean', x[:, 0])\n        r = in_turn('r', x[:, 0])\n"),
             ),
             (
@@ -295,7 +298,10 @@ ATTACKS = [
             ),
             (
                 "    return Scaled.apply(x, keep * gain)\n",
-                "    return Scaled.apply(x.detach(), One.apply(x, keep.detach()) * gain.detach(), keep.detach())\n",
+                (
+                    "    return Scaled.apply(x.detach(), One.apply(x, keep.detach()) * "
+                    "gain.detach(), keep.detach())\n"
+                ),
             ),
         ),
         "torch_math: the backward computes with torch",
@@ -457,7 +463,10 @@ ATTACKS = [
         (
             (
                 "        return dx, ds\n",
-                "        return (dx, ds) if x.type() == 'torch.FloatTensor' else (dx, torch.zeros_like(ds))\n",
+                (
+                    "        return (dx, ds) if x.type() == 'torch.FloatTensor' else (dx, "
+                    "torch.zeros_like(ds))\n"
+                ),
             ),
         ),
         "gradient of s is zero everywhere",
@@ -472,7 +481,8 @@ ATTACKS = [
                     "        return dx, ds\n"
                 ),
                 (
-                    "        done = scale_backward_kernel[(triton.cdiv(n, 16),)](x, s, dy, dx, ds, n, BLOCK=16)\n"
+                    "        done = scale_backward_kernel[(triton.cdiv(n, 16),)](x, s, dy, dx, ds, "
+                    "n, BLOCK=16)\n"
                     "        return (dx, ds) if done is None else (dx, torch.zeros_like(ds))\n"
                 ),
             ),
@@ -506,11 +516,13 @@ ATTACKS = [
         (
             (
                 (
-                    '    configs=[triton.Config({"BLOCK": b}, num_warps=w) for b, w in ((32, 1), (64, 2), (128, 4))],\n'
+                    '    configs=[triton.Config({"BLOCK": b}, num_warps=w) for b, w in ((32, 1), '
+                    "(64, 2), (128, 4))],\n"
                     '    key=["N"],\n'
                 ),
                 (
-                    '    configs=[triton.Config({"BLOCK": b, "EVEN": even}) for b in (32, 64) for even in (True, False)],\n'
+                    '    configs=[triton.Config({"BLOCK": b, "EVEN": even}) for b in (32, 64) for '
+                    "even in (True, False)],\n"
                     "    key=[],\n"
                     '    prune_configs_by={"early_config_prune": fitting},\n'
                 ),
@@ -520,7 +532,8 @@ ATTACKS = [
                 "@triton.autotune(",
                 (
                     "def fitting(configs, named_args, **_):\n"
-                    '    return [c for c in configs if not c.kwargs["EVEN"] or named_args["N"] % 8 == 0 and named_args["N"] >= 16]\n'
+                    '    return [c for c in configs if not c.kwargs["EVEN"] or named_args["N"] % 8 '
+                    '== 0 and named_args["N"] >= 16]\n'
                     "\n"
                     "\n"
                     "@triton.autotune("
