@@ -100,6 +100,7 @@ static const struct ka_kind KINDS[] = {
                 "earlier launch"},
     {"linear", KA_KIND_QUESTION, KA_KIND_PLAIN, .value = a_and_b},
     {"powers", KA_KIND_QUESTION, KA_KIND_PLAIN, .scales = {65536, 0x1p-24}, .scales_half = {256, 0x1p-8}},
+    {"spoilt", KA_KIND_QUESTION, KA_KIND_PLAIN, .value = yes},
     {"beside", KA_KIND_QUESTION, KA_KIND_LATER, .other = KA_KIND_FIRST, .label = "two graphs alive at once",
      .meaning =
          "two graphs of one shape alive at once: what a forward leaves for its backward belongs on its "
@@ -107,13 +108,15 @@ static const struct ka_kind KINDS[] = {
     {"kept", KA_KIND_QUESTION, KA_KIND_LATER, .value = yes, .label = "looked at after later calls",
      .meaning =
          "what a call had returned was written over by a later one: every call needs memory of its own"},
+    {"quiet", KA_KIND_QUESTION, KA_KIND_LATER, .value = yes, .label = "without a graph",
+     .meaning = "a call under torch.no_grad(), or with inputs that want no gradient: outputs are the same"},
     {"stepped", KA_KIND_QUESTION, KA_KIND_LATER, .other = KA_KIND_FIRST,
      .label = "other values in the same tensors",
      .meaning = "inputs whose values were changed in place between two calls, as an optimizer does: nothing "
                 "made from them may be kept for the next call"},
     {"stale", KA_KIND_QUESTION, KA_KIND_LATER, .other = KA_KIND_FIRST,
      .label = "inputs changed before the backward",
-     .meaning = "inputs that were changed in place between forward and backward: keep them by "
+     .meaning = "inputs or outputs that were changed in place between forward and backward: keep them by "
                 "ctx.save_for_backward, and autograd raises; an attribute of ctx it does not watch"},
     {"calls", KA_KIND_QUESTION, KA_KIND_LATER, .other = KA_KIND_CHEAPEST, .label = "after many calls",
      .seconds = 1, /* questions.py has the number */

@@ -457,6 +457,32 @@ static void add_covering(const struct shape *shape, const json_t *dims, const ch
     json_decref(wants);
 }
 
+#define HALVINGS 4
+
+/* Sizes one short of multiples: what a mask leaves of a block is nearly all of it. Of smaller multiples where
+ * all together are too large. */
+static json_t *short_of(const struct shape *shape, const int64_t *multiples, uint64_t limit)
+{
+    json_t *sizes = NULL;
+    for (int halved = 0; halved < HALVINGS; halved++) {
+        struct shape made = *shape;
+        json_decref(sizes);
+        sizes = json_object();
+        for (size_t i = 0; i < made.count; i++) {
+            struct dim *dim = &made.dims[i];
+            int64_t multiple = multiples[i] >> halved;
+            dim->scaled = dim->value;
+            if (!multiples[i])
+                continue;
+            dim->scaled = (multiple > SMALL ? multiple : SMALL) - 1;
+            json_object_set_new(sizes, dim->name, json_integer(dim->scaled));
+        }
+        if (elements(&made) <= limit)
+            break;
+    }
+    return sizes;
+}
+
 int ka_shapes_cover(const json_t *dims, int64_t tile, uint64_t budget, json_t **out)
 {
     struct shape shape;
@@ -466,6 +492,7 @@ int ka_shapes_cover(const json_t *dims, int64_t tile, uint64_t budget, json_t **
     uint64_t own = elements(&shape), limit = own > UINT64_MAX / 2 ? own : 2 * own;
     limit = limit > budget ? limit : budget;
     json_t *list = json_array(), *twos = json_object();
+    int64_t multiples[KA_SHAPES_MAX_DIMS] = {0};
     bool emptied = false;
     for (size_t i = 0; i < shape.count; i++) {
         const struct dim *dim = &shape.dims[i];
@@ -481,9 +508,11 @@ int ka_shapes_cover(const json_t *dims, int64_t tile, uint64_t budget, json_t **
         int64_t multiple = shape.count == 1 ? ALONE * tile : is_few(&shape, i) ? FEW_MULTIPLE : tile;
         while (multiple > SMALL && own / (uint64_t)dim->value * (uint64_t)multiple > limit)
             multiple /= 2;
+        multiples[i] = is_few(&shape, i) ? 0 : multiple;
         add_covering(&shape, dims, "multiple", limit, json_pack("{s:I}", dim->name, (json_int_t)multiple),
                      list);
     }
+    add_covering(&shape, dims, "short", limit, short_of(&shape, multiples, limit), list);
     add_covering(&shape, dims, "two", limit, twos, list);
     *out = list;
     return 0;
@@ -498,7 +527,7 @@ static bool has_size(const json_t *shapes, const char *name, const json_t *size)
     return false;
 }
 
-json_t *ka_shapes_singles(const json_t *dims, const json_t *wants, const json_t *shapes)
+json_t *ka_shapes_singles(const json_t *dims, const char *kind, const json_t *wants, const json_t *shapes)
 {
     json_t *list = json_array();
     KA_EACH_MEMBER(wants, name, size) {
@@ -507,7 +536,7 @@ json_t *ka_shapes_singles(const json_t *dims, const json_t *wants, const json_t 
         json_t *made = json_deep_copy(dims);
         json_object_set(made, name, size);
         json_array_append_new(
-            list, json_pack("{s:o, s:s, s:{s:O}}", "dims", made, "kind", "two", "wants", name, size));
+            list, json_pack("{s:o, s:s, s:{s:O}}", "dims", made, "kind", kind, "wants", name, size));
     }
     return list;
 }

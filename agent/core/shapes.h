@@ -40,15 +40,15 @@ int ka_shapes_hidden(const json_t *dims, const json_t *sweep, uint64_t seed, siz
 
 /* The sizes that every dimension is to have once, as far as the forward takes them: 1, 2, and of what is no
  * batch and no number of heads a multiple of every block up to `tile`, a power of two (of a single dimension
- * up to 16 times that, of many up to what fits). `*out`: a new array of
+ * up to 16 times that, of many up to what fits), and one short of such a multiple. `*out`: a new array of
  * {"dims", "kind", "wants": {"M": 2, "N": 2}}, where what is said in `wants` is that shape's purpose: all the
- * twos are one shape, the rest are one each. None is larger than `budget` or twice `dims`. -EINVAL, -EFBIG as
- * above. */
+ * twos are one shape, and all that are one short, the rest are one each. None is larger than `budget` or
+ * twice `dims`. -EINVAL, -EFBIG as above. */
 int ka_shapes_cover(const json_t *dims, int64_t tile, uint64_t budget, json_t **out);
 
 /* For each size of `wants` that no entry of `shapes` ([{"dims"}]) has, the shape `dims` with that one size,
- * as above (new reference). */
-json_t *ka_shapes_singles(const json_t *dims, const json_t *wants, const json_t *shapes);
+ * as above, of `kind` (new reference). */
+json_t *ka_shapes_singles(const json_t *dims, const char *kind, const json_t *wants, const json_t *shapes);
 
 /* About: the longest that a size of ka_shapes_long() gets. whole_rows.py has it too. */
 #define KA_SHAPES_LONG 8192

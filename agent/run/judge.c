@@ -235,6 +235,14 @@ static int judge_kept(const struct judging *j, const json_t *asked)
     return rc ? rc : judge_outputs(j, "kept_out", at);
 }
 
+static int judge_quiet(const struct judging *j, const json_t *asked)
+{
+    (void)asked;
+    size_t at = question_case(j, "quiet");
+    int rc = judge_outputs(j, "quiet_out", at);
+    return rc ? rc : judge_outputs(j, "unwanted_out", at);
+}
+
 /* The other case's values in this one's tensors. */
 static int judge_stepped(const struct judging *j, const json_t *asked)
 {
@@ -242,8 +250,8 @@ static int judge_stepped(const struct judging *j, const json_t *asked)
     return judge_other(j, "stepped", "stepped_out", question_case(j, "stepped"));
 }
 
-/* A gradient of values of which one input's were changed since has to be that of the old ones. To refuse is
- * as right: the candidate's word for it gains nothing that raising would not. */
+/* A gradient of values of which one input's or output's were changed since has to be that of the old ones. To
+ * refuse is as right: the candidate's word for it gains nothing that raising would not. */
 static int judge_stale(const struct judging *j, const json_t *asked)
 {
     size_t at = question_case(j, "stale"), i;
@@ -257,6 +265,14 @@ static int judge_stale(const struct judging *j, const json_t *asked)
         char part[160];
         snprintf(part, sizeof(part), "stale.%s", name ? name : "");
         if (rc == 0 && name && !ka_has_text(refused, name))
+            rc = judge_other(j, part, NULL, at);
+    }
+    size_t outputs = json_array_size(json_object_get(j->of->oracle, "outputs"));
+    for (i = 0; i < outputs && rc == 0; i++) {
+        char name[32], part[40];
+        snprintf(name, sizeof(name), "out/%zu", i);
+        snprintf(part, sizeof(part), "stale.%s", name);
+        if (!ka_has_text(refused, name))
             rc = judge_other(j, part, NULL, at);
     }
     return rc;
@@ -324,6 +340,48 @@ static int judge_powers(const struct judging *j, const json_t *asked)
                      "give %g times the gradient, as it must without clamps, thresholds, roundings and "
                      "overflow in between; relative difference %.3g, allowed %.3g",
                      g->name, factor, factor, off, g->diff.limit);
+            ka_verdict_fail(j->of->verdict, j->of->at, "not_linear", text);
+        }
+    }
+    return 0;
+}
+
+/* Elements of `plain` other than 0 that are numbers in `spoilt` too. */
+static size_t numbers_left(const struct ka_tensor *plain, const struct ka_tensor *spoilt)
+{
+    double before[1024], after[1024];
+    size_t left = 0;
+    for (size_t first = 0; first < plain->count; first += KA_COUNT(before)) {
+        size_t n = plain->count - first < KA_COUNT(before) ? plain->count - first : KA_COUNT(before);
+        ka_tensor_load(plain, first, n, before);
+        ka_tensor_load(spoilt, first, n, after);
+        for (size_t i = 0; i < n; i++)
+            left += before[i] != 0 && isfinite(before[i]) && isfinite(after[i]);
+    }
+    return left;
+}
+
+/* An upstream without a finite number leaves none where the gradient hangs on it: who scales losses finds out
+ * by that whether the scale was too large. */
+static int judge_spoilt(const struct judging *j, const json_t *asked)
+{
+    static const char *const by[] = {"NaN", "infinity"};
+    (void)asked;
+    for (size_t i = 0; i < j->count; i++) {
+        const struct gradient *g = &j->grads[i];
+        const struct ka_tensor *plain = ka_tensors_find_part(j->found, "grad", g->name);
+        for (size_t k = 0; k < KA_COUNT(by) && g->diff.pass && !g->diff.want_zero; k++) {
+            char part[32], text[400];
+            snprintf(part, sizeof(part), "spoilt%zu", k);
+            const struct ka_tensor *spoilt = ka_tensors_find_part(j->found, part, g->name);
+            bool whole = spoilt && ka_tensor_same_shape(plain, spoilt);
+            size_t left = whole ? numbers_left(plain, spoilt) : plain->count;
+            if (left == 0)
+                continue;
+            snprintf(text, sizeof(text),
+                     "the gradient of %.100s is not linear in the upstream: %s times the upstream leaves %zu "
+                     "finite numbers in it, which hides that a loss scale was too large",
+                     g->name, by[k], left);
             ka_verdict_fail(j->of->verdict, j->of->at, "not_linear", text);
         }
     }
@@ -488,10 +546,10 @@ static const struct {
     const char *name;
     int (*judge)(const struct judging *j, const json_t *asked); /* -EINVAL if the oracle is unusable */
 } QUESTIONS[] = {
-    {"twice", judge_twice},     {"beside", judge_beside}, {"kept", judge_kept},
-    {"stepped", judge_stepped}, {"stale", judge_stale},   {"calls", judge_calls},
-    {"linear", judge_linear},   {"powers", judge_powers}, {"repeats", judge_repeats},
-    {"noop", judge_noop},
+    {"twice", judge_twice},   {"beside", judge_beside},   {"kept", judge_kept},
+    {"quiet", judge_quiet},   {"stepped", judge_stepped}, {"stale", judge_stale},
+    {"calls", judge_calls},   {"linear", judge_linear},   {"powers", judge_powers},
+    {"spoilt", judge_spoilt}, {"repeats", judge_repeats}, {"noop", judge_noop},
 };
 
 static int judge_questions(const struct judging *j)

@@ -121,7 +121,8 @@ static void on_hidden(struct ka_run *run, struct ka_fan *fan, void *arg)
         tried, run->shapes, ka_run_scaled_down(run) ? KA_SHAPES_BUDGET : LONG_BUDGET, ka_random_u64());
     KA_EACH(refused, i, entry) {
         json_auto_t *singles =
-            ka_shapes_singles(json_object_get(entry, "of"), json_object_get(entry, "wants"), run->shapes);
+            ka_shapes_singles(json_object_get(entry, "of"), json_string_value(json_object_get(entry, "kind")),
+                              json_object_get(entry, "wants"), run->shapes);
         json_array_extend(run->preflight->longer, singles);
     }
     ka_fan_free(fan);

@@ -130,19 +130,22 @@ def tensors_in(values: Any) -> Iterator[Any]:
 def _regions(values: Any) -> np.ndarray | None:
     """Byte ranges of the storages behind the tensors; None when one of them may hold addresses itself."""
     spans = set()
-    for tensor in tensors_in(values):
-        if not tensor.dtype.is_floating_point and tensor.element_size() == 8 and _holds_addresses(tensor):
-            return None
+    given = list(tensors_in(values))
+    if holds_addresses(given):
+        return None
+    for tensor in given:
         storage = tensor.untyped_storage()
         if storage.nbytes():
             spans.add((storage.data_ptr(), storage.data_ptr() + storage.nbytes()))
     return np.array(sorted(spans), dtype=np.uint64).reshape(-1, 2)
 
 
-def _holds_addresses(tensor: Any) -> bool:
-    """Grouped kernels pass tables of data_ptr() values; ordinary indices are far smaller than any address."""
+def holds_addresses(tensors: Iterable[Any]) -> bool:
+    """Whether one may: grouped kernels pass tables of data_ptr() values; ordinary indices are far smaller
+    than any address."""
+    wide = [t for t in tensors if not t.dtype.is_floating_point and t.element_size() == 8 and t.numel()]
     with _disable_current_modes():  # this question is not the candidate's
-        return tensor.numel() > 0 and int(tensor.max()) >= 1 << 32
+        return any(int(tensor.max()) >= 1 << 32 for tensor in wide)
 
 
 Touched = tuple[np.ndarray, int, int]  # addresses, bytes of each, storage (or -1)

@@ -472,6 +472,8 @@ class _CudaMeansCpu(TorchFunctionMode):
             return answer[1]
         if func in _TEXTS:
             return self._text(func(*args, **kwargs))
+        if func is torch.Tensor.type and len(args) == 1 and not kwargs:
+            return self._type(func(*args))
         if func is torch.device:
             return func(*args, **kwargs)
         if func is torch.Tensor.cuda:
@@ -488,6 +490,13 @@ class _CudaMeansCpu(TorchFunctionMode):
             return text
         self._note("text of a tensor")
         return f"{text[: rest.start()]}, device='cuda:0'{text[rest.start() :]}"
+
+    def _type(self, name: str) -> str:
+        """A tensor's, as on a GPU: `torch.cuda.FloatTensor`."""
+        if _user_frame(self._answers) is None:
+            return name
+        self._note("Tensor.type()")
+        return name.replace("torch.", "torch.cuda.", 1)
 
     def _host(self, value: Any) -> Any:
         if isinstance(value, torch.device) and value.type == "cuda":

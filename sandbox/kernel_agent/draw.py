@@ -160,7 +160,8 @@ def nearby(name: str, value: Any, way: int) -> Any:
     ):  # one that guards against zero shows where it is large
         others = [0.25]
     elif isinstance(value, float):
-        others = [value / 2 + 0.25 if 0 < value < 1 else 1.5 * value, value / 16]
+        nearer = value / 2 + (0.25 if value != 0.5 else 0.125)  # 0 < value < 1
+        others = [nearer if 0 < value < 1 else 1.5 * value, value / 16]
     if way < len(others):
         return others[way]
     if isinstance(value, torch.Tensor) or (way and others):

@@ -63,17 +63,17 @@ class Flow:
 
     def traced(self, gradient: torch.Tensor) -> bool:
         """Whether a kernel that read the upstream wrote it, as far as can be seen."""
-        start = _start(gradient)
+        start = start_of(gradient)
         made = self.scales and start in self.made
         return self.blind or not gradient.numel() or start in self.written or made
 
     def is_made(self, tensor: torch.Tensor) -> bool:
         """Whether launches of the forward wrote it."""
-        return _start(tensor) in self.made
+        return start_of(tensor) in self.made
 
     def forward(self, tensors: Iterable[torch.Tensor], wrote: set[int] | None) -> None:
         """A launch of the forward; None where it was not seen what it wrote."""
-        self._add(self.made, [t for t in tensors if wrote is not None and _start(t) in wrote])
+        self._add(self.made, [t for t in tensors if wrote is not None and start_of(t) in wrote])
 
     def launched(self, tensors: Iterable[torch.Tensor], read: set[int] | None, wrote: set[int]) -> None:
         """A launch that was given `tensors`; first bytes of the storages that it read and wrote, None where
@@ -81,11 +81,11 @@ class Flow:
         given = list(tensors)
         if read is None:
             self.blind = True
-            read = wrote = {_start(tensor) for tensor in given}
+            read = wrote = {start_of(tensor) for tensor in given}
         self.rounded -= wrote
         self._summands.wrote(wrote)
         if read & self.upstream:
-            made = [tensor for tensor in given if _start(tensor) in wrote]
+            made = [tensor for tensor in given if start_of(tensor) in wrote]
             self._add(self.upstream, made)
             self._add(self.written, made)
 
@@ -93,8 +93,8 @@ class Flow:
         """Follows a torch operation. Its name where it gets at values of the upstream, or at bits of floating
         numbers, that only kernels are to compute with."""
         name = func._schema.name
-        operands = list(_tensors((args, kwargs)))
-        made = list(_tensors(result))
+        operands = list(tensors_of((args, kwargs)))
+        made = list(tensors_of(result))
         if name in _BITS and operands and made:
             before, after = operands[0].dtype, made[0].dtype
             if before != after and before.is_floating_point != after.is_floating_point:
@@ -103,13 +103,13 @@ class Flow:
             tensor
             for argument, value in zip(func._schema.arguments, args, strict=False)
             if argument.alias_info is not None and argument.alias_info.is_write
-            for tensor in _tensors(value)
+            for tensor in tensors_of(value)
         ]
         if self.scales:
             self._follow(name, operands, changed, made)
         if not self.upstream or name.startswith(_FRESH):
             return None
-        starts = {_start(tensor) for tensor in operands}
+        starts = {start_of(tensor) for tensor in operands}
         if not starts & self.upstream:
             return None
         self._add(self.upstream, made + changed)
@@ -128,13 +128,13 @@ class Flow:
             if not to.is_floating_point():
                 continue
             precision = torch.finfo(to.dtype).eps
-            wider = [t for t in of if _start(t) in self.rounded and torch.finfo(t.dtype).eps > precision]
+            wider = [t for t in of if start_of(t) in self.rounded and torch.finfo(t.dtype).eps > precision]
             if wider:
                 return f"{name} of what the host rounded to {_name(wider[0].dtype)}"
             if to.numel() and any(
-                _start(t) in self.rounded or torch.finfo(t.dtype).eps < precision for t in of
+                start_of(t) in self.rounded or torch.finfo(t.dtype).eps < precision for t in of
             ):
-                self.rounded.add(_start(to))
+                self.rounded.add(start_of(to))
         return None
 
     def _follow(
@@ -145,24 +145,24 @@ class Flow:
         most = max((tensor.numel() for tensor in of), default=0)
         large = [tensor for tensor in of if tensor.numel() == most]
         alone = name in _MOVING or (name in _SCALING and (len(large) == 1 or most == 1))
-        if alone and any(_start(tensor) in self.made for tensor in large):
+        if alone and any(start_of(tensor) in self.made for tensor in large):
             self._add(self.made, made + changed)
         elif changed:
-            self.made -= {_start(tensor) for tensor in changed}
+            self.made -= {start_of(tensor) for tensor in changed}
 
     def matters(self, tensor: torch.Tensor) -> bool:
         """Whether its values are only for kernels to compute with."""
-        return tensor.is_floating_point() or tensor.is_complex() or _start(tensor) in self.upstream
+        return tensor.is_floating_point() or tensor.is_complex() or start_of(tensor) in self.upstream
 
     def _add(self, to: set[int], tensors: Iterable[torch.Tensor]) -> None:
         for tensor in tensors:
-            start = _start(tensor)
+            start = start_of(tensor)
             if start and start not in to:  # without elements all lie at 0
                 to.add(start)
                 self._kept.append(tensor)
 
 
-def _start(tensor: torch.Tensor) -> int:
+def start_of(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
@@ -170,14 +170,14 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
+def tensors_of(value: Any) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, dict):
-        yield from _tensors(tuple(value.values()))
+        yield from tensors_of(tuple(value.values()))
     elif isinstance(value, (tuple, list)):
         for item in value:
-            yield from _tensors(item)
+            yield from tensors_of(item)
 
 
 @contextlib.contextmanager

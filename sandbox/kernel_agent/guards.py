@@ -46,6 +46,9 @@ class Guards:
         hurt_there = {device: iter(torch.stack(flags).tolist()) for device, flags in bands.items()}
         return [f"memory beside {what}" for whole, _, what in self._held if next(hurt_there[whole.device])]
 
+    def bytes_held(self) -> int:
+        return sum(whole.nbytes for whole, _, _ in self._held)
+
     def reset(self) -> None:
         self._held.clear()
 

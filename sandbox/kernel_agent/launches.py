@@ -380,6 +380,8 @@ def _untimed(tuner: Autotuner, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     tuner.nargs = dict(zip(tuner.arg_names, args, strict=False))
     try:
         left = list(tuner.prune_configs(kwargs))
+        before = _left_before(tuner, {**tuner.nargs, **kwargs}, left)
+        left = before if _state.turn % 2 == 1 else left
         config: Config = left[_state.turn % len(left)]
         if len(tuner.configs) > 1 and _state.turn == 0:
             devices.record("autotune benchmark", f"first of {len(tuner.configs)} configurations: {config}")
@@ -387,12 +389,37 @@ def _untimed(tuner: Autotuner, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         if conflicts:
             raise ValueError(f"conflicting meta-parameters: {', '.join(sorted(conflicts))}")
         tuner.best_config = config
+        if len(tuner.configs) > 1 and _state.turn % 2 == 1:
+            _clear(tuner)
         if config.pre_hook is not None:
             config.pre_hook({**tuner.nargs, **kwargs, **config.all_kwargs()})
         with _inside(tuner):
             return tuner.fn.run(*args, **kwargs, **config.all_kwargs())
     finally:
         tuner.nargs = None
+
+
+def _left_before(tuner: Autotuner, given: dict[str, Any], left: list[Config]) -> list[Config]:
+    """What pruning left whenever the tuner had these values of its keys: what was chosen the first time is
+    taken again, whatever pruning would leave now."""
+    values = [given[name] for name in tuner.keys if name in given]
+    key = (*values, *(str(value.dtype) for value in given.values() if isinstance(value, torch.Tensor)))
+    seen: list[tuple[Any, list[Config]]] = tuner.__dict__.setdefault("_kernel_agent_left", [])
+    known = next((configs for other, configs in seen if other == key), None)
+    if known is None:
+        known = []
+        seen.append((key, known))
+    known += [config for config in left if all(config is not one for one in known)]
+    return known
+
+
+def _clear(tuner: Autotuner) -> None:
+    """As before the first run of a key that counts, when the trials are over: what is named in reset_to_zero
+    is zero then, whoever has written it. Later runs leave it."""
+    for name in getattr(tuner, "reset_to_zero", ()):
+        value = tuner.nargs.get(name)
+        if isinstance(value, torch.Tensor):
+            value.zero_()
 
 
 def _unmeasured(tuner: Autotuner, config: Config) -> list[float]:

@@ -19,6 +19,7 @@ _MOVES = frozenset(
     )
 )  # fmt: skip
 _SUM = "aten::sum"
+_ADDS = frozenset({"aten::add", "aten::add_"})
 TOLD = "aten::sum of one number several times"
 
 
@@ -56,6 +57,10 @@ class Summands:
             groups = self._groups(args, kwargs, result)
             told = TOLD if _most_often(groups) > self._most else None
             self._keep(result, groups.sum(-1).reshape(result.shape))
+        elif name in _ADDS and _are_alike(args[:2]):
+            groups = torch.stack([self._of(tensor).reshape(-1) for tensor in args[:2]], -1)
+            told = TOLD if _most_often(groups) > self._most else None
+            self._view(result).copy_(groups.sum(-1).reshape(result.shape))
         elif name in _MOVES:
             moved, options = tree_map(self._label, (args, kwargs))
             if name == "aten::copy_":
@@ -104,6 +109,13 @@ class Summands:
     def _keep(self, result: torch.Tensor, labels: torch.Tensor) -> None:
         self._labels.pop(result.untyped_storage().data_ptr(), None)
         self._view(result).copy_(labels)
+
+
+def _are_alike(values: tuple[Any, ...]) -> bool:
+    """Two floating tensors of one shape and element size."""
+    a, b = values
+    tensors = isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and b.is_floating_point()
+    return tensors and a.shape == b.shape and a.element_size() == b.element_size()
 
 
 def _most_often(rows: torch.Tensor) -> int:

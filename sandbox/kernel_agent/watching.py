@@ -16,19 +16,21 @@ import torch
 import triton
 
 from . import accesses, draw, tensors, vocabulary
-from .flow import Flow
+from .flow import Flow, start_of, tensors_of
 from .forward import Launch
 from .fresh_memory import poison
 from .guards import Guards
 from .launches import benchmarking
 from .modes import Mode
 from .source import words
+from .summands import TOLD as SEVERAL
 
 _ALLOCATIONS = frozenset(
     {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}
 )
 # Sums and casts are honest of anybody (agent/core/conduct.c), but for what flow.py says of some.
 _ACCUMULATION = frozenset({"aten::add", "aten::add_", "aten::sum", "aten::_to_copy"})
+_ADDS = frozenset({"aten::add", "aten::add_"})
 # Of two the larger or the smaller one, and half for each where they are equal.
 _CHOSEN = "aten::div aten::eq aten::ge aten::gt aten::le aten::lt aten::masked_fill_ aten::where"
 # What autograd's formula for an operation of the stub computes with. The stub's kernels are the candidate's
@@ -117,7 +119,8 @@ class Poison(Mode):
         self.counting: str | None = None
         self.counts: dict[str, dict[str, int]] = {"stub": {}, "forward": {}, "backward": {}}
         self.values: dict[str, list[Computed]] = {"stub": [], "forward": [], "backward": []}
-        self.stub_operations: dict[str, int] = {}
+        self.stub_operations: frozenset[str] = frozenset()  # those of the stub that autograd differentiates
+        self.hanging: Hanging | None = None  # while the stub runs
         self.differentiates: types.CodeType | None = None  # the function that calls autograd's engine
 
     def __torch_dispatch__(
@@ -125,22 +128,30 @@ class Poison(Mode):
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         name = func._schema.name
+        if self.hanging is not None:
+            self.hanging.operation(name, (args, kwargs or {}), result)
         reached = self.flow.operation(func, args, kwargs or {}, result) if self.flow is not None else None
         if (
             self.counting
             and not (benchmarking() and _by_tuner())
             and (reached is not None or _computes(name, args, result))
-            and not (name in engine_may(self.stub_operations) and _by_engine(self.differentiates))
+            and not (self._engine_may(name, reached) and _by_engine(self.differentiates))
         ):
             self.count(reached or name)
             if self.counting != "backward" and _makes_values(func):
-                self.values[self.counting] += Computed.of(name, result)
+                self.values[self.counting] += Computed.of(name, result, (args, kwargs or {}))
         operation = name.removeprefix("aten::")
         if self.guards is not None and operation in _ALLOCATIONS | _FILLED and not benchmarking():
             result = self.guards.allocate(result, filled=operation in _FILLED)
         if operation in _ALLOCATIONS and not self.plain:
             poison(result, self.memory)
         return result
+
+    def _engine_may(self, name: str, reached: str | None) -> bool:
+        """A sum of one number several times is a product, whoever makes it; but where the stub adds, it may
+        add something to itself."""
+        multiplies = reached == SEVERAL and not (name in _ADDS and _ADDS & self.stub_operations)
+        return name in engine_may(self.stub_operations) and not multiplies
 
     def count(self, name: str) -> None:
         if self.counting:
@@ -164,30 +175,82 @@ def engine_may(stub: Iterable[str]) -> frozenset[str]:
     return _ACCUMULATION | frozenset(formulas.split())
 
 
+class Hanging:
+    """While the stub runs: the storages that hang on inputs that want gradients, and the torch operations
+    that autograd would differentiate therefore. Whatever a launch is given beside such may hang on them after
+    it."""
+
+    def __init__(self, inputs: Iterable[torch.Tensor]) -> None:
+        self.operations: set[str] = set()
+        self._starts: set[int] = set()
+        self._all = False  # a table of addresses may have led anywhere
+        self._kept: list[torch.Tensor] = []
+        self._add(list(inputs))
+
+    def operation(self, name: str, given: Any, result: Any) -> None:
+        if self._all or any(start_of(tensor) in self._starts for tensor in tensors_of(given)):
+            self.operations.add(name)
+            self._add(list(tensors_of(result)))
+
+    def launched(self, launch: Launch) -> None:
+        given = list(accesses.tensors_in(launch.args.values()))
+        self._all = self._all or accesses.holds_addresses(given)
+        if any(start_of(tensor) in self._starts for tensor in given):
+            self._add(given)
+
+    def _add(self, tensors: list[torch.Tensor]) -> None:
+        for tensor in tensors:
+            if start_of(tensor) not in self._starts:
+                self._starts.add(start_of(tensor))
+                self._kept.append(tensor)
+
+
 @dataclass(frozen=True)
 class Computed:
-    """What an operation made: its name, the result's shape, and two sums that tell results apart."""
+    """What an operation made, and of what: its name, the result's shape, and two sums that tell values apart,
+    of the result and of each operand."""
 
     name: str
     shape: tuple[int, ...]
-    norm: float
-    mixed: float
+    sums: tuple[float, float]
+    of_what: tuple[tuple[float, float], ...] = ()
 
     @staticmethod
-    def of(name: str, result: Any) -> list[Computed]:
-        values = [v for v in draw.flatten(result) if isinstance(v, torch.Tensor) and v.is_floating_point()]
+    def of(name: str, result: Any, given: Any = ()) -> list[Computed]:
+        values = _floating(result)
         if not values:
             return []
-        flat = values[0].detach().double().nan_to_num(1.0, 2.0, 3.0).reshape(-1)
-        weights = torch.arange(flat.numel(), dtype=torch.float64, device=flat.device).cos()
-        sums = torch.stack([flat.norm(), flat @ weights]).tolist()
-        return [Computed(name, tuple(values[0].shape), *sums)]
+        operands = sorted(_sums(value) for value in _floating(given))
+        return [Computed(name, tuple(values[0].shape), _sums(values[0]), tuple(operands))]
 
     def is_like(self, other: Computed) -> bool:
         """Also where kernels that round otherwise made what it was computed from."""
-        near = _SAME * max(self.norm, other.norm) + 1e-30
-        same = abs(self.norm - other.norm) <= near and abs(self.mixed - other.mixed) <= near
-        return (self.name, self.shape) == (other.name, other.shape) and same
+        alike = (self.name, self.shape) == (other.name, other.shape) and _near(self.sums, other.sums)
+        if not alike or len(self.of_what) != len(other.of_what):
+            return False
+        left = list(other.of_what)
+        for sums in self.of_what:
+            same = next((at for at, theirs in enumerate(left) if _near(sums, theirs)), None)
+            if same is None:
+                return False
+            del left[same]
+        return True
+
+
+def _floating(value: Any) -> list[torch.Tensor]:
+    return [tensor for tensor in tensors_of(value) if tensor.is_floating_point()]
+
+
+def _sums(value: torch.Tensor) -> tuple[float, float]:
+    flat = value.detach().double().nan_to_num(1.0, 2.0, 3.0).reshape(-1)
+    weights = torch.arange(flat.numel(), dtype=torch.float64, device=flat.device).cos()
+    norm, mixed = torch.stack([flat.norm(), flat @ weights]).tolist()
+    return norm, mixed
+
+
+def _near(a: tuple[float, float], b: tuple[float, float]) -> bool:
+    near = _SAME * max(a[0], b[0]) + 1e-30
+    return abs(a[0] - b[0]) <= near and abs(a[1] - b[1]) <= near
 
 
 def _makes_values(func: Any) -> bool:
@@ -240,6 +303,7 @@ class Launches:
     flow: Flow | None
     order: str | int | None = None
     phase: str = "forward"
+    hanging: Hanging | None = None  # while the stub runs
     races: dict[str, None] = field(default_factory=dict)  # sentences, as they came
     kernels: dict[str, None] = field(default_factory=dict)
     ordered: dict[str, None] = field(default_factory=dict)  # names of kernels with atomics that order
@@ -250,6 +314,8 @@ class Launches:
 
     def __call__(self, launch: Launch) -> Any:
         self.counts[self.phase] += 1
+        if self.hanging is not None:
+            self.hanging.launched(launch)
         if self.phase == "noop":
             return None
         if self.phase == "forward" and (self.own_from is None or not self.is_own(launch.fn)):
@@ -285,13 +351,16 @@ class Launches:
 
 
 class Watch:
-    """Copies of tensors by name, to tell later which were modified, byte for byte."""
+    """Copies of tensors by name, to tell later which were modified, byte for byte, and which lie in another
+    way or want a gradient now and did not."""
 
     def __init__(self) -> None:
         self._seen: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._lying: dict[str, tuple[torch.Tensor, tuple[Any, ...]]] = {}
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
         self._seen[name] = (tensor.detach(), tensor.detach().clone())
+        self._lying[name] = (tensor, _lies(tensor))
 
     def tensors(self) -> list[tuple[str, torch.Tensor]]:
         return [(name, tensor) for name, (tensor, _) in self._seen.items()]
@@ -300,13 +369,18 @@ class Watch:
         """The same tensors, watched as they are now. A copy is made anew of those that were `modified`; the
         others' still holds."""
         later = Watch()
-        later._seen = dict(self._seen)
+        later._seen, later._lying = dict(self._seen), dict(self._lying)
         for name in modified:
-            later.add(name, self._seen[name][0])
+            later.add(name, self._lying[name][0])
         return later
 
     def modified(self) -> list[str]:
-        return [name for name, (now, before) in self._seen.items() if not same_bytes(now, before)]
+        moved = {name for name, (tensor, lay) in self._lying.items() if _lies(tensor) != lay}
+        return [name for name, (now, old) in self._seen.items() if name in moved or not same_bytes(now, old)]
+
+
+def _lies(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.requires_grad
 
 
 def same_bytes(a: torch.Tensor, b: torch.Tensor) -> bool:

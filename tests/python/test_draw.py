@@ -291,6 +291,7 @@ def test_rearranged__indices_and_masks__are_the_same_in_other_places():
         (0, [1]),
         (1e-6, [0.25]),
         (0.75, [0.625, 0.046875]),
+        (0.5, [0.375, 0.03125]),
         (2.0, [3.0, 0.125]),
         (None, []),
     ],

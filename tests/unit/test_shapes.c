@@ -309,7 +309,7 @@ static void covering_shapes__each_size_wanted__occurs_once(void **state)
     static const char *const names[] = {"B", "M", "N"};
     json_t *dims = parse("{\"B\":3,\"M\":39,\"N\":100,\"causal\":true}"), *found, *entry, *size;
     assert_int_equal(ka_shapes_cover(dims, 128, (uint64_t)1 << 17, &found), 0);
-    size_t i, k, zeros[3] = {0}, ones[3] = {0}, twos[3] = {0}, multiples[3] = {0};
+    size_t i, k, zeros[3] = {0}, ones[3] = {0}, twos[3] = {0}, multiples[3] = {0}, short_of[3] = {0};
     json_array_foreach(found, i, entry)
     {
         const json_t *made = json_object_get(entry, "dims");
@@ -319,6 +319,7 @@ static void covering_shapes__each_size_wanted__occurs_once(void **state)
             ones[k] += get(made, names[k]) == 1;
             twos[k] += get(made, names[k]) == 2;
             multiples[k] += get(made, names[k]) == 128;
+            short_of[k] += get(made, names[k]) == 127;
         }
         json_object_foreach(json_object_get(entry, "wants"), name, size)
             assert_true(json_equal(size, json_object_get(made, name)));
@@ -328,10 +329,11 @@ static void covering_shapes__each_size_wanted__occurs_once(void **state)
         assert_int_equal(ones[k], 1);
         assert_int_equal(twos[k], 1);
         assert_int_equal(multiples[k], k > 0);
+        assert_int_equal(short_of[k], k > 0);
     }
     json_t *twos_of = json_object_get(json_array_get(found, json_array_size(found) - 1), "wants");
     json_t *have = parse("{\"B\":2,\"M\":5}"), *shapes = json_pack("[{s:o}]", "dims", have);
-    json_t *singles = ka_shapes_singles(dims, twos_of, shapes);
+    json_t *singles = ka_shapes_singles(dims, "two", twos_of, shapes);
     assert_int_equal(json_array_size(singles), 2); /* B = 2 occurs elsewhere */
     assert_int_equal(get(json_object_get(json_array_get(singles, 0), "dims"), "M"), 2);
     assert_int_equal(get(json_object_get(json_array_get(singles, 0), "dims"), "N"), 100);

@@ -28,7 +28,7 @@ from ..guards import Guards
 from ..launches import configuration, try_every_configuration
 from ..layout import overlap, repeats
 from ..source import backward_starts
-from ..watching import NOT_THE_CANDIDATES, Computed, Launches, Poison, Watch, engine_may
+from ..watching import NOT_THE_CANDIDATES, Computed, Hanging, Launches, Poison, Watch, engine_may
 from . import budget
 from .questions import QUESTIONS, Graph, same_value
 from .traffic import Counter
@@ -228,6 +228,7 @@ class StubCall:
     nesting: str
     operations: dict[str, int]
     values: list[Computed]
+    differentiated: frozenset[str]  # of the operations, those that hang on what wants gradients
 
 
 class Case:
@@ -270,7 +271,7 @@ class Case:
 
     def run(self, scratch: Path) -> dict[str, Any]:
         self.stub = self.stub or self.call_stub()
-        self.poison.stub_operations = self.stub.operations
+        self.poison.stub_operations = self.stub.differentiated
         expected, allowed = self.stub.outputs, self.stub.modified
         self.scales = self.may_scale()
         if self.flow is not None:
@@ -385,13 +386,18 @@ class Case:
         watch = Watch()
         for name, tensor in _named_inputs(bound):
             watch.add(name, tensor)
+        hanging = self.poison.hanging = self.launches.hanging = Hanging(
+            draw.grad_inputs(self.fwd, bound).values()
+        )
         with launch_intercept(self.launches), self.poison, self.counting("stub"):
             returned = self.fwd.call(args, kwargs)
+        self.poison.hanging = self.launches.hanging = None
         self.launches.counts["forward"] = 0
         self.guards.reset()
         outputs = [_without_values(output) for output in draw.differentiable_outputs(returned, bound)]
         done, values = dict(self.poison.counts["stub"]), self.poison.values["stub"]
-        return StubCall(outputs, set(watch.modified()), nesting(returned), done, values)
+        differentiated = frozenset(hanging.operations)
+        return StubCall(outputs, set(watch.modified()), nesting(returned), done, values, differentiated)
 
     @contextlib.contextmanager
     def counting(self, phase: str) -> Iterator[None]:

@@ -115,7 +115,9 @@ HOOKS = words(
 GRAPH = words("grad_fn next_functions retain_grad accumulate_grad")
 # Of a tensor: how it came about, and what training has made of it since. No gradient hangs on that, and no
 # case of a check has it as training does.
-TRAINING = words("is_leaf grad retains_grad is_inference is_shared")
+TRAINING = words("is_leaf grad retains_grad is_inference is_shared output_nr")
+# Of a kernel, beside the launch: the same whether it is compiled or not.
+OF_KERNELS = words("fn arg_names params warmup run")
 # Settings of torch around a call: a check leaves them as they are.
 AROUND = frozenset(
     {f"torch.{name}" for name in words("is_autocast_enabled get_autocast_gpu_dtype get_autocast_dtype")}

@@ -15,6 +15,7 @@ from .. import draw
 from ..errors import Unusable
 from ..forward import Forward
 from ..layout import repeats
+from ..watching import same_bytes
 
 if TYPE_CHECKING:
     from .candidate import Case
@@ -69,6 +70,15 @@ def _linear(case: Case, graph: Graph, factors: list[float]) -> dict[str, torch.T
     return made | case.again("sum", replace(graph, upstreams=sums))
 
 
+def _spoilt(case: Case, graph: Graph, _: bool) -> dict[str, torch.Tensor]:
+    """Gradients for the upstream times NaN, and times infinity: a loss scale that was too large shows so."""
+    made: dict[str, torch.Tensor] = {}
+    for at, factor in enumerate((torch.nan, torch.inf)):
+        scaled = {index: value * factor for index, value in graph.upstreams.items()}
+        made |= case.again(f"spoilt{at}", replace(graph, upstreams=scaled))
+    return made
+
+
 def _powers(case: Case, graph: Graph, factors: list[float]) -> dict[str, torch.Tensor]:
     """Gradients for the upstream times each of some powers of two."""
     made: dict[str, torch.Tensor] = {}
@@ -98,27 +108,87 @@ def _beside(case: Case, graph: Graph, told: dict[str, Any]) -> dict[str, torch.T
     arguments.arguments.update(unnamed)
     second = other.call(_without_defaults(case.fwd, arguments), leaves)
     returned = other.backward("again", second.outputs, unnamed, second.upstreams) if unnamed else {}
-    case.told["unnamed"] = list(returned)
+    own = _stubs_own(case, arguments, unnamed, second.upstreams) if returned else {}
+    case.told["unnamed"] = [n for n, grad in returned.items() if n not in own or not _is_near(grad, own[n])]
     made = other.again("beside", second) | second.outputs_as("beside_out")
+    _wear(other, arguments, leaves)
     return made | case.again("held", graph) | other.again("after", second)
 
 
-def _kept(_: Case, graph: Graph, __: bool) -> dict[str, torch.Tensor]:
-    """What the case has returned, never copied until now, when other calls have been made."""
+def _stubs_own(
+    case: Case,
+    arguments: inspect.BoundArguments,
+    wanted: dict[str, torch.Tensor],
+    upstreams: dict[int, torch.Tensor],
+) -> dict[str, torch.Tensor]:
+    """Gradients that the plain stub hands out itself, by the torch operations around its kernels. Of a module
+    that people wrote themselves the stub is what is checked."""
+    if case.fwd.functions:
+        return {}
+    outputs = draw.flatten(case.fwd.call(arguments.args, arguments.kwargs))
+    hanging = {at: up for at, up in upstreams.items() if getattr(outputs[at], "requires_grad", False)}
+    if not hanging:
+        return {}
+    grads = torch.autograd.grad(
+        [outputs[at] for at in hanging], list(wanted.values()), list(hanging.values()), allow_unused=True
+    )
+    return {name: grad for name, grad in zip(wanted, grads, strict=True) if grad is not None}
+
+
+def _is_near(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.shape == b.shape and bool(torch.allclose(a, b, rtol=1e-2, atol=1e-2 * float(b.abs().max())))
+
+
+WORN, WEAR_SECONDS, WEAR_BYTES = 20, 0.5, 1 << 30
+
+
+def _wear(case: Case, arguments: inspect.BoundArguments, leaves: dict[str, torch.Tensor]) -> None:
+    """More calls of that shape, forward and backward: of buffers that are used in turn, each comes round
+    again."""
+    until, most = time.process_time() + WEAR_SECONDS, case.guards.bytes_held() + WEAR_BYTES
+    for _ in range(WORN):
+        case.again("worn", case.call(arguments, leaves))
+        if time.process_time() > until or case.guards.bytes_held() > most:
+            break
+
+
+def _kept(case: Case, graph: Graph, __: bool) -> dict[str, torch.Tensor]:
+    """What the case has returned, never copied until now, when other calls have been made, and the graph was
+    differentiated for another upstream; the same of another graph of these inputs, where that has changed."""
+    plain = case.call(graph.arguments, graph.leaves)  # without hooks, so that saved tensors are the inputs
+    grads = case.backward("again", plain.outputs, plain.leaves, plain.upstreams)
+    before = {name: grad.clone() for name, grad in grads.items()}
+    doubled = {index: 2 * value for index, value in graph.upstreams.items()}
+    for one in (graph, graph, plain, case.call(graph.arguments, graph.leaves)):
+        case.again("doubled", replace(one, upstreams=doubled))
     made = {f"kept/{name}": grad.clone() for name, grad in graph.grads.items()}
+    changed = [name for name, grad in grads.items() if not same_bytes(grad, before[name])]
+    made |= {f"kept/{name}": grads[name].clone() for name in changed}
     return made | graph.outputs_as("kept_out")
+
+
+def _quiet(case: Case, _: Graph, __: bool) -> dict[str, torch.Tensor]:
+    """Outputs where nothing is recorded, and where no input wants a gradient."""
+    with torch.no_grad():
+        quiet = case.call(*case.arguments())
+    arguments, leaves = case.arguments()
+    arguments.arguments.update({name: leaf.detach() for name, leaf in leaves.items()})
+    return quiet.outputs_as("quiet_out") | case.call(arguments, {}).outputs_as("unwanted_out")
 
 
 def _stepped(case: Case, graph: Graph, told: dict[str, Any]) -> dict[str, torch.Tensor]:
     """Another case's values written into this one's inputs, as an optimizer does, and a call with them."""
     other = case.other(told)
+    case.again(
+        "before", case.call(graph.arguments, graph.leaves)
+    )  # now without hooks, which give other tensors
     stepped = other.call(*_refilled(graph.arguments, *other.arguments()))
     return other.again("stepped", stepped) | stepped.outputs_as("stepped_out")
 
 
 def _stale(case: Case, graph: Graph, told: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """The same, and one input after the other is changed between forward and backward: what is kept where
-    autograd does not count versions shows where nothing else was changed."""
+    """The same, and one input or output after the other is changed between forward and backward: what is kept
+    where autograd does not count versions shows where nothing else was changed."""
     other = case.other(told)
     made, refused = dict[str, torch.Tensor](), []
     own = case.arguments()[0].arguments
@@ -131,6 +201,15 @@ def _stale(case: Case, graph: Graph, told: dict[str, Any]) -> dict[str, torch.Te
             made |= other.again(f"stale.{name}", stepped)
         except Exception:  # noqa: BLE001 (to refuse is right, by the count of versions or by a check of one's own)
             refused.append(name)
+    for index, plain in enumerate(graph.expected):
+        stepped = other.call(*other.arguments())
+        try:
+            changed = stepped.outputs[index].value
+            if not plain.differentiable or not _refill(changed, _unlike(changed, changed)):
+                raise Unusable("internal", "not to be changed in place")
+            made |= other.again(f"stale.out/{index}", stepped)
+        except Exception:  # noqa: BLE001 (as above)
+            refused.append(f"out/{index}")
     case.told["stale_refused"] = refused
     return made
 
@@ -169,8 +248,10 @@ QUESTIONS: dict[str, Callable[[Case, Graph, Any], dict[str, torch.Tensor]]] = {
     "repeats": _repeats,
     "linear": _linear,
     "powers": _powers,
+    "spoilt": _spoilt,
     "beside": _beside,
     "kept": _kept,
+    "quiet": _quiet,
     "stepped": _stepped,
     "stale": _stale,
     "calls": _calls,
@@ -200,7 +281,7 @@ def _is_tensor(value: Any) -> bool:
     return isinstance(value, torch.Tensor)
 
 
-def _refill(old: torch.Tensor, new: torch.Tensor) -> bool:
+def _refill(old: Any, new: torch.Tensor) -> bool:
     """Whether the values could be written into a tensor that is there."""
     if (old.shape, old.dtype) != (new.shape, new.dtype) or repeats(old):
         return False

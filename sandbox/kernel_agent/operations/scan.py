@@ -517,8 +517,18 @@ class _Scanner:
             else:
                 continue
             yield Finding("kernel", "reject", node.lineno, f"the kernel {kernel.name} uses {what}")
+        for call in (node for node in ast.walk(kernel) if isinstance(node, ast.Call)):
+            if _is_name(call.func, "isinstance") and any(self._is_of_language(n) for n in ast.walk(call)):
+                message = (
+                    f"the kernel {kernel.name} asks how a value is kept, which is another if it is compiled"
+                )
+                yield Finding("kernel", "reject", call.lineno, message)
         yield from self._notes(kernel)
         yield from self._trials(kernel)
+
+    def _is_of_language(self, node: ast.AST) -> bool:
+        path = self.names.path(node) if isinstance(node, (ast.Attribute, ast.Name)) else None
+        return (path or "").startswith("triton.language.")
 
     def _notes(self, kernel: ast.FunctionDef) -> Iterator[Finding]:
         """What a kernel leaves to the machine: one of each is told, at its first line."""
@@ -719,6 +729,10 @@ class _Scanner:
             return
         elif node.attr.startswith("_") and node.attr not in self.stored:
             yield Finding("forbidden", "reject", node.lineno, f"uses {dotted}, which is private")
+        of_kernel = isinstance(node.value, ast.Name) and node.value.id in self.kernels
+        if of_kernel and not (node.attr in closed.OF_KERNELS or self._is_stubs_own(node)):
+            message = f"uses {dotted}: what is known of a kernel is another once it was compiled"
+            yield Finding("forbidden", "reject", node.lineno, message)
         if node.attr in closed.TRAINING and not (node.attr in self.stored or self._is_stubs_own(node)):
             message = f"uses {dotted}: a gradient does not hang on how a tensor came about"
             yield Finding("forbidden", "reject", node.lineno, message)
