@@ -1,4 +1,4 @@
-"""Programs that walk a stretch of rows each and store every row: what all add to is summed by a few of them."""
+"""Programs that walk a stretch of rows each and store every row: a few sum what all add to."""
 
 from __future__ import annotations
 

@@ -82,8 +82,8 @@ class Spills:
         return alone and self._always_there(node.dtype.split(":")[1])
 
     def _apart(self, user: Node) -> bool:
-        """Whether what is computed of a value leaves it to products: such a cast, or a sum over it, which is kept
-        itself."""
+        """Whether what is computed of a value leaves it to products: such a cast, or a sum over it, which is
+        kept itself."""
         if user.op == "reduce":
             return self.wanted(user)
         return user.op == "cast" and user.dtype.startswith("$")
