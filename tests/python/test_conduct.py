@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from kernel_agent import tensors
+from kernel_agent import summands, tensors
 from kernel_agent.operations import candidate
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "attacks"))
@@ -51,8 +51,12 @@ def test_operations_of_the_stub_itself__are_not_held_against_the_forward(tmp_pat
 
 def test_sum_that_autograd_makes_of_two_gradients__is_not_the_candidates(tmp_path):
     assert "aten::add" not in run(tmp_path, "twice_applied")["torch_ops_backward"]
-    own = run(tmp_path, "twice_applied", ("        return dx, ds\n", "        return dx + dx, ds\n"))
-    assert own["torch_ops_backward"]["aten::add"] == 2
+    of_two, of_one = (
+        run(tmp_path, "twice_applied", ("        return dx, ds\n", f"        return dx + {other}, ds\n"))
+        for other in ("torch.zeros_like(dx)", "dx")
+    )
+    assert of_two["torch_ops_backward"]["aten::add"] == 2
+    assert of_one["torch_ops_backward"][summands.TOLD] == 2
 
 
 def test_operations_on_indices__are_not_counted(tmp_path):

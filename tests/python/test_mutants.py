@@ -281,7 +281,8 @@ def test_other__of_a_name_that_is_loaded_anew_before_the_sum__is_left_alone():
 def test_of__control__parses_and_differs_in_the_backward_only(name: str):
     source = suite.pair(name, suite.control(name))
     made = mutants.of(name, source)
-    assert len(made) > 10 and len({m.source for m in made}) == len(made)
+    short = len(source.partition(mutants.MARKER)[2].splitlines()) < 25
+    assert len(made) > (3 if short else 10) and len({m.source for m in made}) == len(made)
     for mutant in made:
         ast.parse(mutant.source)
         assert mutant.source.startswith(source.split(mutants.MARKER)[0]) and mutant.diff(source)
