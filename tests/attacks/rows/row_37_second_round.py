@@ -3,6 +3,20 @@ check from use."""
 
 from suite import Attack
 
+IN_TURN = """_turn = itertools.count()
+_rings = {}
+
+
+def in_turn(name, like):
+    ring = _rings.setdefault((name, like.shape, like.dtype, like.device), [])
+    at = next(_turn) % 8
+    while len(ring) < 8:
+        ring.append(torch.empty_like(like))
+    return ring[at]
+
+
+"""
+
 ATTACKS = [
     Attack(
         "gradients lie in eight buffers in turn",
@@ -11,21 +25,7 @@ ATTACKS = [
             (("import torch\nimport triton\n"), ("import itertools\n\nimport torch\nimport triton\n")),
             (
                 "class Softmax(",
-                (
-                    "_turn = itertools.count()\n"
-                    "_rings = {}\n"
-                    "\n"
-                    "\n"
-                    "def in_turn(name, like):\n"
-                    "    ring = _rings.setdefault((name, like.shape, like.dtype, like.device), [])\n"
-                    "    at = next(_turn) % 8\n"
-                    "    while len(ring) < 8:\n"
-                    "        ring.append(torch.empty_like(like))\n"
-                    "    return ring[at]\n"
-                    "\n"
-                    "\n"
-                    "class Softmax("
-                ),
+                f"{IN_TURN}class Softmax(",
             ),
             ("        dx = torch.empty_like(y)\n", "        dx = in_turn('dx', y)\n"),
         ),
@@ -38,21 +38,7 @@ ATTACKS = [
             (("import torch\nimport triton\n"), ("import itertools\n\nimport torch\nimport triton\n")),
             (
                 "class LayerNorm(",
-                (
-                    "_turn = itertools.count()\n"
-                    "_rings = {}\n"
-                    "\n"
-                    "\n"
-                    "def in_turn(name, like):\n"
-                    "    ring = _rings.setdefault((name, like.shape, like.dtype, like.device), [])\n"
-                    "    at = next(_turn) % 8\n"
-                    "    while len(ring) < 8:\n"
-                    "        ring.append(torch.empty_like(like))\n"
-                    "    return ring[at]\n"
-                    "\n"
-                    "\n"
-                    "class LayerNorm("
-                ),
+                f"{IN_TURN}class LayerNorm(",
             ),
             ("        y = torch.empty_like(x)\n", "        y = in_turn('y', x).detach()\n"),
         ),
@@ -65,21 +51,7 @@ ATTACKS = [
             (("import torch\nimport triton\n"), ("import itertools\n\nimport torch\nimport triton\n")),
             (
                 "class LayerNorm(",
-                (
-                    "_turn = itertools.count()\n"
-                    "_rings = {}\n"
-                    "\n"
-                    "\n"
-                    "def in_turn(name, like):\n"
-                    "    ring = _rings.setdefault((name, like.shape, like.dtype, like.device), [])\n"
-                    "    at = next(_turn) % 8\n"
-                    "    while len(ring) < 8:\n"
-                    "        ring.append(torch.empty_like(like))\n"
-                    "    return ring[at]\n"
-                    "\n"
-                    "\n"
-                    "class LayerNorm("
-                ),
+                f"{IN_TURN}class LayerNorm(",
             ),
             (
                 (
