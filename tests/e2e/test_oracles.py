@@ -17,9 +17,8 @@ HOST_VALUE = FORWARD.replace("x * w, mask", "x * w * scale, mask").replace(
     "y_ptr, N, BLOCK:", "y_ptr, N, scale, BLOCK:"
 )
 HOST_VALUE = HOST_VALUE.replace("w, y, N, BLOCK=", "w, y, N, x.sum().item(), BLOCK=")
-RACY = FORWARD.replace("y_ptr + row * N + cols", "y_ptr + cols").replace(
-    '[{"M": 4, "N": 24}, {"M": 3, "N": 33}]', '[{"M": 64, "N": 64}]'
-)
+SIZES = '[{"M": 4, "N": 24}, {"M": 3, "N": 33}]'
+RACY = FORWARD.replace("y_ptr + row * N + cols", "y_ptr + cols").replace(SIZES, '[{"M": 64, "N": 64}]')
 
 # name: (forward file, words of the message)
 DISAGREE = {
@@ -37,7 +36,6 @@ DISAGREE = {
 
 
 LARGER = "larger, "
-SIZES = '[{"M": 4, "N": 24}, {"M": 3, "N": 33}]'
 # One direction may happen to leave the sum as it is: no shape of five does.
 FIVE = SIZES.replace("]", ', {"M": 2, "N": 40}, {"M": 5, "N": 17}, {"M": 7, "N": 20}]')
 
