@@ -436,6 +436,9 @@ def _part(fwd: Forward, plan: Scheduled, text: FunctionText, kernels: dict[str, 
     checks = [*(text.check(*layout) for layout in layouts), *text.asked(list(dict.fromkeys(asked)))]
     for offer in () if plan.fused is not None and plan.saved else plan.offers:
         tuning.offer(draft.configs, offer)
+    wide = [config for config in draft.configs if config.get("apart")][:1]
+    if wide and draft.schedule != "atomic" and saved_tiles.offers(reverse, site, own_tiles.of_all(site)):
+        tuning.offer(draft.configs, {**wide[0], "saved": 1})
     part = Part(accumulated, list(dict.fromkeys(checks)), rows=plan.rows)
     text.saving |= {kept.buffer: kept for kept in plan.saved}
     text.saved |= dict.fromkeys(text.saving)
@@ -592,8 +595,6 @@ def _scheduled(site: trace.Site, name: str, asked: Asked, known: list[LineReport
     kept = saved.use(reverse, site, asked.saved)
     if not kept and asked.saved and asked.apart:
         kept = saved_tiles.use(reverse, site)
-    if asked.schedule != "atomic" and saved_tiles.offers(reverse, site, own_tiles.of_all(site)):
-        offers += [{**config, "saved": 1} for config in own_tiles.offers(site)[:1] if config.get("apart")]
     divisors.invert(reverse)
     gathered = step_rows.gather(reverse) if asked.rows and asked.schedule != "atomic" else []
     totals.atomics = len(writes(reverse.effects))
