@@ -436,9 +436,7 @@ def _part(fwd: Forward, plan: Scheduled, text: FunctionText, kernels: dict[str, 
     checks = [*(text.check(*layout) for layout in layouts), *text.asked(list(dict.fromkeys(asked)))]
     for offer in () if plan.fused is not None and plan.saved else plan.offers:
         tuning.offer(draft.configs, offer)
-    wide = [config for config in draft.configs if config.get("apart")][:1]
-    if wide and draft.schedule != "atomic" and saved_tiles.offers(reverse, site, own_tiles.of_all(site)):
-        tuning.offer(draft.configs, {**wide[0], "saved": 1})
+    _offer_saved_tiles(draft, reverse, site)
     part = Part(accumulated, list(dict.fromkeys(checks)), rows=plan.rows)
     text.saving |= {kept.buffer: kept for kept in plan.saved}
     text.saved |= dict.fromkeys(text.saving)
@@ -503,6 +501,13 @@ def _part(fwd: Forward, plan: Scheduled, text: FunctionText, kernels: dict[str, 
     _check_inplace(plan, part.gradients, accumulated)
     part.written, part.copies = _written(plan, text), copies
     return part
+
+
+def _offer_saved_tiles(draft: Draft, reverse: Reverse, site: trace.Site) -> None:
+    """Beside tiles of each kernel's own, where the forward could save its tiles."""
+    wide = [config for config in draft.configs if config.get("apart")][:1]
+    if wide and draft.schedule != "atomic" and saved_tiles.offers(reverse, site, own_tiles.of_all(site)):
+        tuning.offer(draft.configs, {**wide[0], "saved": 1})
 
 
 def _written(plan: Scheduled, text: FunctionText) -> dict[str, str]:
