@@ -482,10 +482,7 @@ def _part(fwd: Forward, plan: Scheduled, text: FunctionText, kernels: dict[str, 
             ),
         ]
         notes = []
-    of_all = site.blocks if isinstance(site.blocks, trace.Grid | trace.Queued) else None
-    by_program = any(kept.cut is None for kept in plan.saved)
-    alone = not (plan.taped.buffers or plan.after or fused or by_program)
-    apart = TilesApart(text, owner, of_all) if draft.asked.apart and alone and of_all is not None else None
+    apart = _tiles_apart(plan, text) if draft.asked.apart else None
     for made in owner.kernels:
         emitted = emit(made.name, made.effects, [*notes, *made.notes])
         step = owner_step(text, part, emitted, made, owner, draft.asked.splits or SPLITS)
@@ -501,6 +498,15 @@ def _part(fwd: Forward, plan: Scheduled, text: FunctionText, kernels: dict[str, 
     _check_inplace(plan, part.gradients, accumulated)
     part.written, part.copies = _written(plan, text), copies
     return part
+
+
+def _tiles_apart(plan: Scheduled, text: FunctionText) -> TilesApart | None:
+    """Tiles for each kernel, where none reads what lies by the programs of the forward."""
+    of_all = plan.site.blocks
+    by_program = any(kept.cut is None for kept in plan.saved)
+    if plan.taped.buffers or plan.after or plan.fused or by_program:
+        return None
+    return TilesApart(text, plan.owner, of_all) if isinstance(of_all, trace.Grid | trace.Queued) else None
 
 
 def _offer_saved_tiles(draft: Draft, reverse: Reverse, site: trace.Site) -> None:
