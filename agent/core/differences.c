@@ -75,3 +75,10 @@ int ka_differences_judge(const json_t *fd, const json_t *grads, struct ka_differ
     }
     return rc;
 }
+
+void ka_differences_add(json_t *fd, const json_t *earlier)
+{
+    json_t *slopes = json_object_get(fd, "slopes");
+    KA_EACH_MEMBER(json_object_get(earlier, "slopes"), name, more)
+        json_array_extend(json_object_get(slopes, name), more);
+}

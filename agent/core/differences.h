@@ -4,7 +4,7 @@
  * derivative and how far the numeric one can be trusted (`noise` of rounding, `spread` over steps), as
  * docs/protocol.md has it. An *open* slope is too uncertain to tell, and counts as nothing. An input is
  * contradicted by two slopes, or by its only certain one where the others are open: a single one among others
- * that agree is a kink that was met by chance. */
+ * that agree may be a kink that was met by chance, and more slopes are asked for. */
 #ifndef KA_DIFFERENCES_H
 #define KA_DIFFERENCES_H
 
@@ -20,5 +20,8 @@ struct ka_differences {
  * is contradicted. `out` is filled either way; a missing or malformed slope is open. */
 int ka_differences_judge(const json_t *fd, const json_t *grads, struct ka_differences *out,
                          struct ka_err *err);
+
+/* Put the slopes of an earlier answer (NULL: there was none) behind those of `fd`, input by input. */
+void ka_differences_add(json_t *fd, const json_t *earlier);
 
 #endif

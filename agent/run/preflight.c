@@ -21,10 +21,17 @@ void ka_run_preflight_free(struct ka_run *run)
     if (preflight->gone)
         *preflight->gone = true;
     struct ka_fan *fans[] = {preflight->sweep, preflight->hidden, preflight->inputs, preflight->scalars};
-    json_t *documents[] = {preflight->pending,      preflight->asked,        preflight->tried,
-                           preflight->smaller,      preflight->asked_hidden, preflight->asked_inputs,
-                           preflight->stand_in,     preflight->longer,       preflight->variations,
-                           preflight->asked_scalars};
+    json_t *documents[] = {preflight->pending,
+                           preflight->asked,
+                           preflight->tried,
+                           preflight->smaller,
+                           preflight->asked_hidden,
+                           preflight->asked_inputs,
+                           preflight->stand_in,
+                           preflight->longer,
+                           preflight->variations,
+                           preflight->asked_scalars,
+                           preflight->first_differences};
     for (size_t i = 0; i < KA_COUNT(fans); i++)
         ka_fan_free(fans[i]);
     for (size_t i = 0; i < KA_COUNT(documents); i++)

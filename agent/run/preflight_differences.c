@@ -83,6 +83,18 @@ static void ask_smaller(struct ka_run *run, const json_t *dims, const char *mess
         disagree(run, dims, message);
 }
 
+static void on_differences(struct ka_run *run, const struct ka_op_result *result);
+
+/* One slope that contradicts among others that agree is a kink, or what is wrong was small for the others by
+ * chance: asked once more, of other inputs. */
+static void ask_again(struct ka_run *run, const json_t *dims, json_t *fd)
+{
+    json_auto_t *list = json_pack("[{s:O}]", "dims", dims);
+    run->preflight->first_differences = json_incref(fd);
+    ka_log(KA_LOG_INFO, "%s: one slope of finite differences contradicts the oracle: asked again", run->name);
+    ask(run, list, on_differences);
+}
+
 /* Inputs that reach an output and whose gradients nobody checks: not the verdict's to blame, but to be said.
  */
 static void learn_unasked(struct ka_run *run, const json_t *entry)
@@ -102,11 +114,13 @@ static void on_differences(struct ka_run *run, const struct ka_op_result *result
 {
     json_auto_t *dims = ka_run_small(run, json_object_get(ka_plan_smallest(run->shapes), "dims"));
     const json_t *entry = result->status == KA_OP_OK ? ka_case_find(result->doc, 0) : NULL;
-    const json_t *fd = json_object_get(entry, "fd");
+    json_t *fd = json_object_get(entry, "fd");
     const char *skipped = json_string_value(json_object_get(fd, "skipped"));
+    json_t *first = run->preflight->first_differences;
     struct ka_differences found;
     struct ka_err err;
     learn_unasked(run, entry);
+    ka_differences_add(fd, first);
     if (result->status == KA_OP_SANDBOX) {
         ka_run_op_failed(run, result);
     } else if (!json_is_object(fd)) {
@@ -119,6 +133,8 @@ static void on_differences(struct ka_run *run, const struct ka_op_result *result
         finish(run, "open", NULL, dims, skipped);
     } else if (ka_differences_judge(fd, run->grads, &found, &err)) {
         ask_smaller(run, dims, err.msg);
+    } else if (found.disagree && !first) {
+        ask_again(run, dims, fd);
     } else {
         finish(run, found.agree ? "agree" : "open", &found, dims,
                found.agree ? NULL : "every slope is drowned by kinks or rounding");

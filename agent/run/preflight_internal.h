@@ -21,9 +21,9 @@ struct ka_preflight {
     json_t *stand_in;
     json_t *tried, *asked_hidden, *longer; /* preflight_hidden.c */
     struct ka_fan *hidden;
-    json_t *smaller;                   /* preflight_differences.c */
-    json_t *asked_inputs, *variations; /* preflight_inputs.c */
-    int rounds;                        /* of variations so far */
+    json_t *smaller, *first_differences; /* preflight_differences.c */
+    json_t *asked_inputs, *variations;   /* preflight_inputs.c */
+    int rounds;                          /* of variations so far */
     struct ka_fan *inputs;
     json_t *asked_scalars; /* preflight_scalars.c */
     struct ka_fan *scalars;

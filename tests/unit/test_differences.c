@@ -82,6 +82,25 @@ static void differences__what_is_uncertain_or_missing__is_open_and_never_agrees(
     }
 }
 
+static void differences__asked_again__slopes_of_both_answers_are_judged_together(void **state)
+{
+    (void)state;
+    json_t *fd = json_loads("{\"slopes\": {\"x\": [" RIGHT ", " WRONG "]}}", 0, NULL);
+    json_t *grads = json_pack("[s]", "x");
+    struct ka_differences found;
+    struct ka_err err;
+    ka_differences_add(fd, NULL);
+    assert_int_equal(ka_differences_judge(fd, grads, &found, &err), 0);
+    json_t *earlier = json_deep_copy(fd);
+    ka_differences_add(fd, earlier);
+    assert_int_equal(ka_differences_judge(fd, grads, &found, &err), -EDOM);
+    assert_int_equal(found.agree, 2);
+    assert_int_equal(found.disagree, 2);
+    json_decref(earlier);
+    json_decref(grads);
+    json_decref(fd);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -90,6 +109,7 @@ int main(void)
         cmocka_unit_test(differences__one_contradiction_among_agreements__is_a_kink),
         cmocka_unit_test(differences__the_only_certain_slope__decides),
         cmocka_unit_test(differences__what_is_uncertain_or_missing__is_open_and_never_agrees),
+        cmocka_unit_test(differences__asked_again__slopes_of_both_answers_are_judged_together),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

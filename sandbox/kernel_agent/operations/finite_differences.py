@@ -25,11 +25,10 @@ from ..torch_tl.replay import Replay
 if TYPE_CHECKING:
     from .oracle import Case, Recording
 
+# Each but the first has an upstream of its own, which differs in its signs. A part that the oracle's gradient
+# lacks may be next to nothing for one upstream, along every direction: that of a number that the host makes
+# of an input is sum(upstream * what it scales) times the number's own slope.
 DIRECTIONS = 4
-# From here on the upstream has other signs. A part that the oracle's gradient lacks may be next to nothing
-# for one upstream, along every direction: that of a number that the host makes of an input is
-# sum(upstream * what it scales) times the number's own slope.
-SIGNED = 2
 DTYPES = ("float64", "float32", None)  # widest first; None is the file's own
 # Of the best step by theory. Smaller ones are tried while the slopes differ by more than AGREE: across a kink
 # (maximum, relu) the error shrinks with the step, where rounding reigns it grows, and either may be small at
@@ -73,17 +72,15 @@ def finite_differences(case: Case) -> dict[str, Any]:
     if detaches(recording.recorder.tape):
         return {"dtype": None, "slopes": {}, "skipped": "the stub detaches a value on the way to its outputs"}
     slopes: dict[str, list[dict[str, float | None]]] = {name: [] for name in recording.wanted}
-    for numbers in (range(SIGNED), range(SIGNED, DIRECTIONS)):
-        forward = _Forward(case, recording, dtype, signed=SIGNED in numbers)
+    for number in range(DIRECTIONS):
+        forward = _Forward(case, recording, dtype, number)
         gradients = forward.gradients(exact)
         noise, size = forward.rounding(exact)
         exact.release()
         best = (max(noise, torch.finfo(torch.float64).eps * size) / size) ** (1 / 3) if size else 1e-4
         for name, found in slopes.items():
-            for number in numbers:
-                slope = _directional(forward, name, gradients[name], number, best, noise)
-                found.append(slope.to_dict())
-        if SIGNED not in numbers:
+            found.append(_directional(forward, name, gradients[name], best, noise).to_dict())
+        if number + 1 < DIRECTIONS:
             exact = case.replay(recording, EXACT)
     return {"dtype": draw.dtype_name(forward.dtype), "slopes": slopes, "skipped": None}
 
@@ -111,19 +108,20 @@ def _widest(case: Case) -> tuple[Recording, Replay, str | None]:
 
 
 class _Forward:
-    """The stub as a function of one input, everything else as drawn."""
+    """The stub as a function of one input, everything else as drawn, for direction `number`."""
 
-    def __init__(self, case: Case, recording: Recording, dtype: str | None, signed: bool = False) -> None:
+    def __init__(self, case: Case, recording: Recording, dtype: str | None, number: int) -> None:
         self.case = case
         self.recording = recording
         self.asked = dtype
         self.dtype = min((ref.dtype for ref in recording.wanted.values()), key=lambda dtype: dtype.itemsize)
+        self.seed = (_SEED + case.seed * DIRECTIONS + number) % (1 << 63)
         self.upstreams = case.upstreams(recording.differentiable)
-        if signed:
+        if number:
             self.upstreams = {at: self._signed(at, upstream) for at, upstream in self.upstreams.items()}
 
     def _signed(self, at: int, upstream: torch.Tensor) -> torch.Tensor:
-        generator = torch.Generator().manual_seed((_SEED + self.case.seed + at) % (1 << 63))
+        generator = torch.Generator().manual_seed((self.seed + at) % (1 << 63))
         signs = 1 - 2 * torch.randint(0, 2, upstream.shape, generator=generator)
         return upstream * signs.to(upstream)
 
@@ -174,13 +172,10 @@ def is_rounded(fine: list[Slope], coarse: list[Slope]) -> bool:
     return max(one.bend for one in coarse) < LOWER * max(one.bend for one in fine)
 
 
-def _directional(
-    forward: _Forward, name: str, gradient: torch.Tensor, number: int, best: float, noise: float
-) -> Slope:
+def _directional(forward: _Forward, name: str, gradient: torch.Tensor, best: float, noise: float) -> Slope:
     """The slope along one direction, and how far it can be trusted."""
     centre = forward.case.arguments(forward.asked)[name].double()
-    seed = (_SEED + forward.case.seed * DIRECTIONS + number) % (1 << 63)
-    generator = torch.Generator(centre.device).manual_seed(seed)
+    generator = torch.Generator(centre.device).manual_seed(forward.seed)
     direction = torch.randn(centre.shape, generator=generator, dtype=torch.float64, device=centre.device)
     scale = float(centre.square().mean().sqrt()) if centre.numel() else 1.0
 
