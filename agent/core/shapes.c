@@ -3,6 +3,7 @@
 #include "shapes.h"
 
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 
@@ -539,6 +540,89 @@ json_t *ka_shapes_singles(const json_t *dims, const char *kind, const json_t *wa
             list, json_pack("{s:o, s:s, s:{s:O}}", "dims", made, "kind", kind, "wants", name, size));
     }
     return list;
+}
+
+/* Between */
+
+#define LEAST_GAP 32 /* below, every size is nearly its neighbour */
+#define SIZES_MAX 256
+
+static int by_size(const void *a, const void *b)
+{
+    int64_t left = *(const int64_t *)a, right = *(const int64_t *)b;
+    return (left > right) - (left < right);
+}
+
+/* The sizes of a dimension in `shapes`, sorted; returns how many. */
+static size_t sizes_of(const char *name, const json_t *shapes, int64_t sizes[SIZES_MAX])
+{
+    size_t count = 0;
+    KA_EACH(shapes, i, entry) {
+        json_int_t size = json_integer_value(json_object_get(json_object_get(entry, "dims"), name));
+        if (size > 0 && count < SIZES_MAX)
+            sizes[count++] = size;
+    }
+    qsort(sizes, count, sizeof(*sizes), by_size);
+    return count;
+}
+
+/* Sizes in gaps of a factor of two and more: one for each such factor. Returns how many are in `drawn`. */
+static size_t draw_between(const struct dim *dim, const json_t *shapes, int64_t most, uint64_t *state,
+                           int64_t drawn[KA_SHAPES_BETWEEN])
+{
+    int64_t sizes[SIZES_MAX];
+    size_t known = sizes_of(dim->name, shapes, sizes), count = 0;
+    for (size_t i = 1; i < known; i++) {
+        int64_t low = sizes[i - 1] > LEAST_GAP ? sizes[i - 1] : LEAST_GAP;
+        for (int64_t high; sizes[i] / 2 >= low && count < KA_SHAPES_BETWEEN; low = high) {
+            high = sizes[i] / 4 < low ? sizes[i] : 2 * low;
+            int64_t size = low + (int64_t)draw_below(state, (size_t)(high - low));
+            size += dim->value % 16 - size % 16;
+            if (size <= most && size > low && size < high)
+                drawn[count++] = size;
+        }
+    }
+    return count;
+}
+
+/* The shape as it is now, and then with its own sizes again. */
+static void add_between(struct shape *shape, const json_t *dims, uint64_t budget, json_t *list)
+{
+    json_auto_t *made = elements(shape) <= budget ? write_shape(dims, shape) : NULL;
+    if (made && !json_equal(made, dims))
+        json_array_append_new(list, json_pack("{s:O, s:s}", "dims", made, "kind", "between"));
+    for (size_t i = 0; i < shape->count; i++)
+        shape->dims[i].scaled = shape->dims[i].value;
+}
+
+int ka_shapes_between(const json_t *dims, const json_t *shapes, int64_t most, uint64_t budget, uint64_t seed,
+                      json_t **out)
+{
+    struct shape shape;
+    int rc = read_shape(dims, &shape);
+    if (rc)
+        return rc;
+    int64_t drawn[KA_SHAPES_MAX_DIMS][KA_SHAPES_BETWEEN];
+    size_t counts[KA_SHAPES_MAX_DIMS] = {0}, all = 0;
+    for (size_t i = 0; i < shape.count; i++) {
+        if (shape.dims[i].role == ROLE_SIZE)
+            counts[i] = draw_between(&shape.dims[i], shapes, most, &seed, drawn[i]);
+        all += counts[i];
+    }
+    json_t *list = json_array();
+    bool shared = all > KA_SHAPES_BETWEEN;
+    for (size_t turn = 0; turn < KA_SHAPES_BETWEEN; turn++) {
+        for (size_t i = 0; i < shape.count; i++) {
+            if (turn < counts[i])
+                shape.dims[i].scaled = drawn[i][turn];
+            if (turn < counts[i] && !shared)
+                add_between(&shape, dims, budget, list);
+        }
+        if (shared)
+            add_between(&shape, dims, budget, list);
+    }
+    *out = list;
+    return 0;
 }
 
 /* Long shapes */

@@ -50,6 +50,17 @@ int ka_shapes_cover(const json_t *dims, int64_t tile, uint64_t budget, json_t **
  * as above, of `kind` (new reference). */
 json_t *ka_shapes_singles(const json_t *dims, const char *kind, const json_t *wants, const json_t *shapes);
 
+#define KA_SHAPES_BETWEEN 6
+
+/* Sizes between those that are known, as a backward may do something else for middling ones. Where two
+ * neighbours among the sizes that `shapes` ([{"dims"}]) have of a dimension are a factor of two and more
+ * apart, for each such factor one between them: above 32, up to `most`, as ragged as in `dims`, and at most
+ * KA_SHAPES_BETWEEN of a dimension. `*out`: an array of {"dims", "kind"}, each `dims` with one such size;
+ * where that makes more than KA_SHAPES_BETWEEN shapes, dimensions share them. No larger than `budget`. The
+ * same seed gives the same sizes. -EINVAL, -EFBIG as above. */
+int ka_shapes_between(const json_t *dims, const json_t *shapes, int64_t most, uint64_t budget, uint64_t seed,
+                      json_t **out);
+
 /* About: the longest that a size of ka_shapes_long() gets. whole_rows.py has it too. */
 #define KA_SHAPES_LONG 8192
 

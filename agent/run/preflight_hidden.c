@@ -4,7 +4,8 @@
  * Scaling for the CPU may leave a loop over blocks with a single turn, in every shape made from the scaled
  * ones. So each size that was scaled is also tried long, beside small ones; unless the grid grows with it so
  * far, which a probe of twice the size shows, that the interpreter would take minutes. On every device one
- * shape has more programs than the others, where some size makes them (agent/core/grids.h). */
+ * shape has more programs than the others, where some size makes them (agent/core/grids.h), and sizes lie
+ * between those that are known. */
 #include "preflight_internal.h"
 
 #include <stdio.h>
@@ -23,6 +24,7 @@
 #define HIDDEN_KEPT 6
 #define TILE 128 /* a multiple of the blocks that kernels take for rows and columns */
 #define LONG_BUDGET ((uint64_t)1 << 24)
+#define LONGEST_BETWEEN 1024 /* in the interpreter, where blocks and rows are run one after another */
 
 /* "M = 1": what was wanted of a shape that is not taken, with the reason. */
 static void leave_out(struct ka_run *run, const json_t *wants, const json_t *error)
@@ -101,6 +103,26 @@ static void note_programs(json_t *tried, const struct ka_fan *fan)
     }
 }
 
+/* Sizes between those of all shapes that are checked and of `longer`, to which they are added: each beside
+ * others that are as small as can be. */
+static void add_between(struct ka_run *run, json_t *longer)
+{
+    const json_t *dims = json_object_get(ka_plan_smallest(run->shapes), "dims");
+    size_t levels = ka_shapes_levels(dims, KA_SHAPES_BUDGET);
+    json_auto_t *small = NULL, *known = json_copy(run->shapes), *found = NULL;
+    if (!levels || ka_shapes_scale(dims, KA_SHAPES_BUDGET, levels - 1, &small))
+        return;
+    json_array_extend(known, longer);
+    bool scaled = ka_run_scaled_down(run);
+    if (ka_shapes_between(small, known, scaled ? LONGEST_BETWEEN : INT64_MAX,
+                          scaled ? KA_SHAPES_BUDGET : LONG_BUDGET, ka_random_u64(), &found))
+        return;
+    KA_EACH(found, i, entry) {
+        if (!scaled || ka_run_little(json_object_get(entry, "dims")))
+            json_array_append(longer, entry);
+    }
+}
+
 static void ask(struct ka_run *run, json_t *tried, const char *what, ka_fan_fn changed)
 {
     struct ka_preflight *preflight = run->preflight;
@@ -125,6 +147,7 @@ static void on_hidden(struct ka_run *run, struct ka_fan *fan, void *arg)
                               json_object_get(entry, "wants"), run->shapes);
         json_array_extend(run->preflight->longer, singles);
     }
+    add_between(run, run->preflight->longer);
     ka_fan_free(fan);
     run->preflight->ended(run, KA_STAGE_HIDDEN);
 }

@@ -37,10 +37,15 @@ static double largest_of(const json_t *dims)
     return (double)largest;
 }
 
+bool ka_run_little(const json_t *dims)
+{
+    return ka_plan_size(dims) * largest_of(dims) <= SQUARE_BUDGET;
+}
+
 json_t *ka_run_interpreted(const struct ka_run *run, json_t *dims)
 {
     json_t *found = ka_run_small(run, dims), *smaller;
-    for (size_t level = 1; ka_run_on_gpu(run) && ka_plan_size(found) * largest_of(found) > SQUARE_BUDGET &&
+    for (size_t level = 1; ka_run_on_gpu(run) && !ka_run_little(found) &&
                            ka_shapes_scale(dims, KA_SHAPES_BUDGET, level, &smaller) == 0;
          level++) {
         json_decref(found);

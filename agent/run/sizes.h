@@ -11,8 +11,10 @@ bool ka_run_scaled_down(const struct ka_run *run);
  * of the forward (hidden shapes, finite differences, counts in the interpreter) is asked of this. On the CPU
  * the shape is one already. */
 json_t *ka_run_small(const struct ka_run *run, json_t *dims);
-/* What is interpreted beside the compiled cases (new reference): smaller yet where a tensor of N by N
- * elements, of which no product of the sizes tells, would be large. */
+/* Would the interpreter have little to do even with a tensor of N by N elements, of which no product of the
+ * sizes tells? */
+bool ka_run_little(const json_t *dims);
+/* What is interpreted beside the compiled cases (new reference): smaller yet where that is much. */
 json_t *ka_run_interpreted(const struct ka_run *run, json_t *dims);
 /* SWEEP, or SWEEP_CPU where it counts (new reference): [{"dims", "required"}]. */
 json_t *ka_run_sweep(struct ka_run *run, bool *own_cpu_sweep);

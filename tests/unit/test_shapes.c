@@ -408,6 +408,51 @@ static void long_shapes__nothing_scaled_or_too_large__gives_none(void **state)
     json_decref(large);
 }
 
+static void between__gaps_of_a_factor_of_two__get_a_size_each(void **state)
+{
+    (void)state;
+    json_t *dims = parse("{\"M\": 4, \"N\": 40}");
+    json_t *known = parse("[{\"dims\": {\"M\": 4, \"N\": 1100}}, {\"dims\": {\"M\": 6, \"N\": 40}}]"), *found;
+    for (uint64_t seed = 0; seed < 50; seed++) {
+        assert_int_equal(ka_shapes_between(dims, known, INT64_MAX, 1 << 17, seed, &found), 0);
+        assert_in_range(json_array_size(found), 2, 4); /* 40 to 80, 160, 320 and 1100: a few are too near */
+        KA_EACH(found, i, entry) {
+            json_t *made = json_object_get(entry, "dims");
+            assert_int_equal(get(made, "M"), 4);
+            assert_int_equal(get(made, "N") % 16, 40 % 16);
+            assert_in_range(get(made, "N"), 41, 1099);
+        }
+        json_decref(found);
+        assert_int_equal(ka_shapes_between(dims, known, 300, 1 << 17, seed, &found), 0);
+        KA_EACH(found, i, entry)
+            assert_in_range(get(json_object_get(entry, "dims"), "N"), 41, 300);
+        json_decref(found);
+    }
+    assert_int_equal(ka_shapes_between(dims, known, INT64_MAX, 160, 7, &found), 0);
+    assert_int_equal(json_array_size(found), 0);
+    json_decref(found);
+    json_decref(known);
+    json_decref(dims);
+}
+
+static void between__many_gaps__dimensions_share_shapes(void **state)
+{
+    (void)state;
+    json_t *dims = parse("{\"M\": 16, \"N\": 32, \"K\": 64}"), *found;
+    json_t *known = parse("[{\"dims\": {\"M\": 16, \"N\": 32, \"K\": 64}},"
+                          " {\"dims\": {\"M\": 4096, \"N\": 1024, \"K\": 100}}]");
+    assert_int_equal(ka_shapes_between(dims, known, INT64_MAX, (uint64_t)1 << 40, 7, &found), 0);
+    assert_in_range(json_array_size(found), 4, 6);
+    json_t *made = json_object_get(json_array_get(found, 1), "dims");
+    assert_in_range(get(made, "M"), 33, 4095);
+    assert_in_range(get(made, "N"), 33, 1023);
+    assert_int_equal(get(made, "K"), 64);
+    json_decref(found);
+    assert_int_equal(ka_shapes_between(known, known, INT64_MAX, 1, 7, &found), -EINVAL);
+    json_decref(known);
+    json_decref(dims);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -431,6 +476,8 @@ int main(void)
         cmocka_unit_test(covering_shapes__small_sizes_alone__have_the_same_multiple),
         cmocka_unit_test(covering_shapes__too_large__take_a_smaller_multiple),
         cmocka_unit_test(long_shapes__one_size_long__the_rest_small_with_a_probe),
+        cmocka_unit_test(between__gaps_of_a_factor_of_two__get_a_size_each),
+        cmocka_unit_test(between__many_gaps__dimensions_share_shapes),
         cmocka_unit_test(long_shapes__nothing_scaled_or_too_large__gives_none),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

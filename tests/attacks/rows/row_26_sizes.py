@@ -63,6 +63,12 @@ ATTACKS = [
         HIDDEN,
     ),
     Attack(
+        "middling rows, between the sweep's, lose their end",
+        "cubed_rows",
+        (("dy.contiguous(), dx, N, ctx", "dy.contiguous(), dx, 256 if 257 < N < 1000 else N, ctx"),),
+        HIDDEN,
+    ),
+    Attack(
         "programs beyond the 256th do nothing",
         "layer_norm_saved_statistics",
         (("        backward_kernel[(M,)](", "        backward_kernel[(min(M, 256),)]("),),
