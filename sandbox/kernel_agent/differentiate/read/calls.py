@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -46,14 +48,25 @@ class Calls(Expressions):
             return language.at_compile_time(function.fn, ast.unparse(node.func), args, keywords)
         helper = self.functions.get(getattr(function, "__name__", "")) if is_helper(function) else None
         if helper is not None and self.is_ours(function):
-            return self.inline(helper, args, keywords)
+            with self.inside(node):
+                return self.inline(helper, args, keywords)
         self.g.line = node.lineno
         imported = self.source_of(function, node.lineno) if is_helper(function) else None
         if imported is not None:
-            return self.inline_imported(function, imported, args, keywords)
+            with self.inside(node):
+                return self.inline_imported(function, imported, args, keywords)
         if any(isinstance(value, Either) for value in (*args, *keywords.values())):
             args = [self.expr(a) for a in node.args]  # which refuses it
         return language.call(self, function, self._text_of(function, node.func), args, keywords)  # type: ignore[arg-type]
+
+    @contextmanager
+    def inside(self, call: ast.Call) -> Iterator[None]:
+        """While a helper is interpreted, its names stand within the call of it."""
+        around, self.within = self.within, (*self.within, (call.lineno, call.col_offset))
+        try:
+            yield
+        finally:
+            self.within = around
 
     def passed(self, node: ast.expr) -> Any:
         """An argument of a helper: what has a shape for each side of a flag is chosen where it is used."""

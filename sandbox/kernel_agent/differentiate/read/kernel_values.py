@@ -13,6 +13,7 @@ from ..ir.graph import Graph, int_dtype
 from ..ir.nodes import If, Node, Region, Store, nodes_in
 from ..ir.refusal import Refusal
 from ..ir.values import Arg, BlockPtr, Either, Poison, Ptr, Returned, is_static, signature
+from .block_uses import Place, Uses
 from .settled import settled
 
 Access = tuple[Node, Node, Node | None, Region]  # what is read: base, offset and mask, and where
@@ -57,6 +58,8 @@ class Values:
         self.either: set[str] = set()  # numbers that may be tensors in other calls
         self.entries: dict[str, list[Node]] = {}  # pointers by the table that they come from
         self.depth = 0
+        self.uses = Uses()  # names for those of blocks
+        self.within: Place = ()  # the calls of helpers around what is interpreted
         self.tl = language_name(module)
 
     def leaves(self, value: Any) -> list[Node]:
