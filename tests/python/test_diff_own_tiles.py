@@ -316,3 +316,18 @@ def test_value_that_is_summed_too__is_rounded_for_the_products_alone(changed) ->
     assert "(BLOCK_M * BLOCK_N), dtype=b_ptr.dtype" in backward and backward.count("torch.float32, dev") == 1
     assert re.search(r"tl\.store\(spill_d__ \+ .*, tl\.sum\(\w+, axis=0\)\)", backward)
     assert_right(file, result, RAGGED)
+
+
+def test_adjoint_that_a_branch_wants_too__is_kept_so_that_all_kernels_can_read_it(changed) -> None:
+    """What owns the branch's tiles reads it program by program, and has the tiles of all."""
+    text = MATMUL.read_text()
+    loop = text[text.index("    acc = tl.zeros(") : text.index("    if ACTIVATION")]
+    again = "    if K > 0:\n" + "".join(f"    {line}\n" for line in loop.strip("\n").splitlines())
+    again = again.replace("        acc = tl.zeros", "        acc += tl.zeros")
+    pointers = text[text.index("    a_ptrs = ") : text.index("\n    acc = tl.zeros(")]
+    file = changed(
+        (loop, loop + pointers + again), (STORED, f"tl.where(acc > 0, acc, 0.1 * acc).{STORED[4:]}")
+    )
+    result = draft(file, TRACED, config={**OWN, "apart": 1})
+    assert CHOSEN in result["backward"]
+    assert_right(file, result, [*RAGGED, *WIDE])
