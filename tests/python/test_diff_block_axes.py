@@ -1,4 +1,4 @@
-"""One block for several axes of a product: each axis has a name of its own in the backward, and other sizes."""
+"""One block for several axes of a product: each has a name of its own in the backward, and other sizes."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from typing import Any
 import triton.language as tl
 from triton.runtime.jit import ConstexprFunction
 
-from ..ir.nodes import Node
+from ..ir.nodes import For, Node, Store, walk
 from ..ir.refusal import Refusal
 from ..ir.values import BlockPtr, DType, Either, Poison, Ptr, is_helper
 from . import language, syntax_check
@@ -29,6 +29,10 @@ class Calls(Expressions):
         if isinstance(value, Node) and not self.depth and len(self.effects) == before:
             names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
             self.called.append((node, value, {name: self.env.get(name) for name in names}))
+        elif isinstance(value, Node) and not self.depth and self.g.here is self.g.top:
+            loops = self.effects[before:]
+            if all(isinstance(e, For) for e in loops) and not any(isinstance(e, Store) for e in walk(loops)):
+                self.looped.setdefault(value, node)
         return value
 
     def _called(self, node: ast.Call) -> Any:

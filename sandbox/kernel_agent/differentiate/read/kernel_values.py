@@ -50,6 +50,9 @@ class Values:
         self.endings: list[dict[str, Any]] = []  # what names stand for after the last statement
         # In the kernel's own text, not that of helpers: what each gave, and what its names stood for.
         self.called: list[tuple[ast.Call, Node, dict[str, Any]]] = []
+        self.looped: dict[
+            Node, ast.Call
+        ] = {}  # what calls there, outside of loops, gave by loops that only read
         self.stored: list[Store] = []
         self.added: set[str] = set()  # buffers that are added to atomically
         self.loaded: list[Access] = []
