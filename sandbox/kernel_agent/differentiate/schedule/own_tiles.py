@@ -62,8 +62,7 @@ class Tiles:
     def sizes(self, config: dict[str, Any], site: Site) -> Grid | None:
         """What a configuration names, where the traced call is one of these tiles."""
         given = self.given(site)
-        passed = {name: config.get(self.uses.of.get(name, name), value) for name, value in given.items()}
-        own = {name: int(config.get(name, value)) for name, value in passed.items()}
+        own = {name: int(config.get(name, value)) for name, value in given.items()}
         made = replace(self.grid(site), sizes=own)
         return made if own != given and made.serves(site.launch) else None
 
