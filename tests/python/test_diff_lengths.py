@@ -127,3 +127,54 @@ def test_length_that_hangs_on_bounds_and_conditions__has_a_tape_as_long_as_the_l
     result = draft(file, {"T": 40, "most": 20})
     assert "longest(grid" in result["backward"]
     assert_right(file, result, [({"T": t, "most": m}, "normal") for t, m in ((40, 20), (24, 24), (9, 1))])
+
+
+STATES = """import torch
+import triton
+import triton.language as tl
+from kernel_agent import autodiff
+
+SWEEP = [{"T": 32, "D": 11}]
+
+
+@triton.jit
+def state_kernel(k, v, a, states, y, D, CHUNKS, CHUNK: tl.constexpr, BLOCK: tl.constexpr):
+    i, d = tl.arange(0, CHUNK), tl.arange(0, BLOCK)
+    mask = (d[:, None] < D) & (d[None, :] < D)
+    state, decay = tl.zeros([BLOCK, BLOCK], dtype=tl.float32), tl.load(a)
+    for c in range(CHUNKS):
+        tl.store(states + (c * D + d[:, None]) * D + d[None, :], state, mask=mask)
+        rows = (c * CHUNK + i)[:, None] * D + d[None, :]
+        keys = tl.load(k + rows, mask=d[None, :] < D, other=0.0)
+        values = tl.load(v + rows, mask=d[None, :] < D, other=0.0)
+        state = decay * state + tl.dot(tl.trans(keys), values, input_precision="ieee")
+    tl.store(y + d[:, None] * D + d[None, :], tl.sin(state), mask=mask)
+
+
+@autodiff(inputs_require_grad=(0, 1, 2))
+def states_of(k, v, a):
+    T, D = k.shape
+    states, y = k.new_empty(T // 16, D, D), k.new_empty(D, D)
+    state_kernel[(1,)](k, v, a, states, y, D, T // 16, CHUNK=16, BLOCK=16)
+    return states, y
+
+
+def make_args(dims, device="cuda", dtype=torch.float32):
+    k, v = torch.randn(2, dims["T"], dims["D"], device=device, dtype=dtype)
+    return k, v, torch.rand(1, device=device, dtype=dtype)
+"""
+
+
+def test_state_that_a_transposed_product_adds_to__is_read_back(write: Callable[[str], Path]) -> None:
+    """Its lanes that were not stored are zero, as those of the product's rows are columns of a block."""
+    file = write(STATES)
+    result = draft(file, {"T": 32, "D": 11})
+    assert result["report"]["tape_bytes"] == 0 and "tape_state" not in result["backward"]
+    assert_right(file, result, [({"T": t, "D": d}, "normal") for t, d in ((32, 11), (64, 5), (16, 16))])
+
+
+def test_state_that_rows_beyond_the_last_add_to__has_a_tape(write: Callable[[str], Path]) -> None:
+    file = write(STATES.replace("other=0.0)\n        values", "other=1.0)\n        values"))
+    result = draft(file, {"T": 32, "D": 11})
+    assert "tape_state" in result["backward"]
+    assert_right(file, result, [({"T": t, "D": d}, "normal") for t, d in ((32, 11), (64, 5), (16, 16))])

@@ -85,45 +85,6 @@ def test_rows_of_programs_by_another_length_than_the_masks__have_no_tiles(change
     assert not offered(draft(file, dims))
 
 
-ONE_BLOCK = (
-    ("    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,", "    BLOCK: tl.constexpr,"),
-    ("BLOCK_M=64, BLOCK_N=64, BLOCK_K=32,", "BLOCK=32,"),
-    *[(f"BLOCK_{axis}", "BLOCK") for axis in "MNK"],
-)
-
-
-def test_one_block_for_all_axes__is_varied_for_all(changed) -> None:
-    file = changed(*ONE_BLOCK)
-    configs = [config for config in draft(file, TRACED)["report"]["configs"] if "BLOCK" in config]
-    assert [config["BLOCK"] for config in configs] == [128, 64]
-    result = draft(file, TRACED, config={"BLOCK": 64})
-    assert CHOSEN in result["backward"]
-    assert_right(file, result, RAGGED)
-
-
-def test_one_block__of_tiles_that_are_stored_in_each_others_place__stays(changed) -> None:
-    """Rows of one axis are rows of the other there, in blocks that are not turned themselves."""
-    file = changed(
-        *TWO_AXES,
-        *ONE_BLOCK,
-        (
-            "    c_ptrs = c_ptr + offs_m[",
-            "    offs_m = pid_n * BLOCK + tl.arange(0, BLOCK)\n"
-            "    offs_n = pid_m * BLOCK + tl.arange(0, BLOCK)\n"
-            "    c_ptrs = c_ptr + offs_m[",
-        ),
-        (
-            "element_ty), mask=(offs_m[:, None] < M) & (offs_n[None, :] < N))",
-            "element_ty), mask=(offs_m[:, None] < N) & (offs_n[None, :] < M))",
-        ),
-    )  # fmt: skip
-    dims = {"M": 70, "N": 70, "K": 50, "leaky": True}
-    assert not [config for config in draft(file, dims)["report"]["configs"] if "BLOCK" in config]
-    result = draft(file, dims, config={"BLOCK": 64})
-    assert CHOSEN not in result["backward"]
-    assert_right(file, result, [(dims, "normal")])
-
-
 def test_tuner__is_offered_wide_tiles_with_stages(changed) -> None:
     expected = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64, "num_warps": 8, "num_stages": 3}
     for file in (MATMUL, changed(*TWO_AXES)):
@@ -355,3 +316,18 @@ def test_value_that_is_summed_too__is_rounded_for_the_products_alone(changed) ->
     assert "(BLOCK_M * BLOCK_N), dtype=b_ptr.dtype" in backward and backward.count("torch.float32, dev") == 1
     assert re.search(r"tl\.store\(spill_d__ \+ .*, tl\.sum\(\w+, axis=0\)\)", backward)
     assert_right(file, result, RAGGED)
+
+
+def test_adjoint_that_a_branch_wants_too__is_kept_so_that_all_kernels_can_read_it(changed) -> None:
+    """What owns the branch's tiles reads it program by program, and has the tiles of all."""
+    text = MATMUL.read_text()
+    loop = text[text.index("    acc = tl.zeros(") : text.index("    if ACTIVATION")]
+    again = "    if K > 0:\n" + "".join(f"    {line}\n" for line in loop.strip("\n").splitlines())
+    again = again.replace("        acc = tl.zeros", "        acc += tl.zeros")
+    pointers = text[text.index("    a_ptrs = ") : text.index("\n    acc = tl.zeros(")]
+    file = changed(
+        (loop, loop + pointers + again), (STORED, f"tl.where(acc > 0, acc, 0.1 * acc).{STORED[4:]}")
+    )
+    result = draft(file, TRACED, config={**OWN, "apart": 1})
+    assert CHOSEN in result["backward"]
+    assert_right(file, result, [*RAGGED, *WIDE])

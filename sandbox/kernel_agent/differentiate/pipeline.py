@@ -512,7 +512,16 @@ def _tiles_apart(plan: Scheduled, text: FunctionText) -> TilesApart | None:
 def _offer_saved_tiles(draft: Draft, reverse: Reverse, site: trace.Site) -> None:
     """Beside tiles of each kernel's own, where the forward could save its tiles."""
     wide = [config for config in draft.configs if config.get("apart")][:1]
-    if wide and draft.schedule != "atomic" and saved_tiles.offers(reverse, site, own_tiles.of_all(site)):
+    own = own_tiles.of_all(site) if wide and draft.schedule != "atomic" else None
+    if own is None:
+        return
+    if site.blocks is None and own.uses.of:  # a kernel with other names for its blocks
+        site = own_tiles.named(site, own)
+        try:
+            reverse = _scheduled(site, "", replace(draft.asked, apart=True, saved=False), []).reverse
+        except (Refusal, *BROKEN):
+            return
+    if saved_tiles.offers(reverse, site, own):
         tuning.offer(draft.configs, {**wide[0], "saved": 1})
 
 

@@ -40,6 +40,7 @@ class Graph:
         # What combine functions make of two operands; by function, type and shape, and by its number.
         self.combined: dict[Any, tuple[list[Node], list[Node], list[Node]]] = {}
         self.contracted: set[Node] = set()  # extents that the forward's own dot products sum over
+        self.met: list[tuple[Node, Node]] = []  # sizes with other names that have to be equal
         self.line: int | None = None
         self.one = self.const(1)
 
@@ -115,6 +116,9 @@ class Graph:
                 dtype = "float32"
         if shape is None:
             shape = broadcast_shape(self, [arg.shape for arg in args])
+        elif op in ELEMENTWISE or op == "load":
+            for arg in args:
+                self.meet(arg.shape, shape)
         if op in ELEMENTWISE and any(arg.op in STRETCHING for arg in args):
             args = self._unstretched(args, shape)
             if op in ARITHMETIC and all(not _core(arg).shape for arg in args):  # one number for all lanes
@@ -279,12 +283,19 @@ class Graph:
         return self.make("expand", (a,), {"axis": axis}, a.dtype, shape)
 
     def broadcast(self, a: Node, shape: tuple) -> Node:
+        self.meet(a.shape, shape)
         return self.make("broadcast", (a,), {}, a.dtype, shape)
 
     def reduce(self, fn: str, a: Node, axis: int, keep: bool = False, dtype: str | None = None) -> Node:
         shape = (*a.shape[:axis], *a.shape[axis + 1 :])
         node = self.make("reduce", (a,), {"fn": fn, "axis": axis}, dtype or a.dtype, shape)
         return self.expand(node, axis) if keep else node
+
+    def meet(self, shape: tuple, other: tuple) -> None:
+        """Blocks of two shapes are used together: sizes of an axis have to be equal, if none is stretched."""
+        for one, two in zip(reversed(shape), reversed(other), strict=False):
+            if one is not two and not self.is_one(one) and not self.is_one(two):
+                self.met.append((one, two))
 
     # facts
 
@@ -360,6 +371,7 @@ def broadcast_shape(g: Graph, shapes: list[tuple]) -> tuple:
                 raise Refusal(
                     "broadcast", f"blocks of {g.concrete(have)} and {g.concrete(dim)} do not combine"
                 )
+            g.meet((have,), (dim,))
             if have.op == "const":  # the name rather than the number
                 out[axis] = dim
     return tuple(out)

@@ -99,6 +99,7 @@ class Kernel:
     line: int | None = None
     variables: dict[str, Node] = field(default_factory=dict)  # where the kernel ends
     calls: dict[Node, str] = field(default_factory=dict)  # with their text, which would give the same there
+    looped: dict[Node, ast.Call] = field(default_factory=dict)  # what calls of helpers with loops give
     either: set[str] = field(default_factory=set)  # numbers that may be tensors of integers in other calls
     # all that is read, also for nothing: base, offset and mask
     loaded: list[tuple[Node, Node, Node | None]] = field(default_factory=list)

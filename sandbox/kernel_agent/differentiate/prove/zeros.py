@@ -117,6 +117,8 @@ def beyond(node: Node, bound: Bound, known: Node | None) -> bool:
     if node.op == "expand":
         at = node.attrs["axis"]
         return at != axis and beyond(node.args[0], (index, limit, axis - (at < axis)), known)
+    if node.op == "permute":
+        return beyond(node.args[0], (index, limit, node.attrs["order"][axis]), known)
     if node.op == "reduce" and node.attrs["fn"] == "sum":
         return beyond(node.args[0], (index, limit, axis + (node.attrs["axis"] <= axis)), known)
     if node.op == "dot":

@@ -11,6 +11,7 @@ its kernel.
       calls           calls, with helpers inlined
       branches        `if`, and what names stand for after it
       loops           `for` and `while`, and their carries
+      block_uses      names for the places where a block stands
       aliases         what is written and read by one buffer
     language      what each function of triton.language means
 """

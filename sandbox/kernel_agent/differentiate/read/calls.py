@@ -5,13 +5,15 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import triton.language as tl
 from triton.runtime.jit import ConstexprFunction
 
-from ..ir.nodes import Node
+from ..ir.nodes import For, Node, Store, walk
 from ..ir.refusal import Refusal
 from ..ir.values import BlockPtr, DType, Either, Poison, Ptr, is_helper
 from . import language, syntax_check
@@ -27,6 +29,10 @@ class Calls(Expressions):
         if isinstance(value, Node) and not self.depth and len(self.effects) == before:
             names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
             self.called.append((node, value, {name: self.env.get(name) for name in names}))
+        elif isinstance(value, Node) and not self.depth and self.g.here is self.g.top:
+            loops = self.effects[before:]
+            if all(isinstance(e, For) for e in loops) and not any(isinstance(e, Store) for e in walk(loops)):
+                self.looped.setdefault(value, node)
         return value
 
     def _called(self, node: ast.Call) -> Any:
@@ -46,14 +52,25 @@ class Calls(Expressions):
             return language.at_compile_time(function.fn, ast.unparse(node.func), args, keywords)
         helper = self.functions.get(getattr(function, "__name__", "")) if is_helper(function) else None
         if helper is not None and self.is_ours(function):
-            return self.inline(helper, args, keywords)
+            with self.inside(node):
+                return self.inline(helper, args, keywords)
         self.g.line = node.lineno
         imported = self.source_of(function, node.lineno) if is_helper(function) else None
         if imported is not None:
-            return self.inline_imported(function, imported, args, keywords)
+            with self.inside(node):
+                return self.inline_imported(function, imported, args, keywords)
         if any(isinstance(value, Either) for value in (*args, *keywords.values())):
             args = [self.expr(a) for a in node.args]  # which refuses it
         return language.call(self, function, self._text_of(function, node.func), args, keywords)  # type: ignore[arg-type]
+
+    @contextmanager
+    def inside(self, call: ast.Call) -> Iterator[None]:
+        """While a helper is interpreted, its names stand within the call of it."""
+        around, self.within = self.within, (*self.within, (call.lineno, call.col_offset))
+        try:
+            yield
+        finally:
+            self.within = around
 
     def passed(self, node: ast.expr) -> Any:
         """An argument of a helper: what has a shape for each side of a flag is chosen where it is used."""

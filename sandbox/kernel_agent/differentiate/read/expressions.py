@@ -40,7 +40,7 @@ class Expressions(Values):
             value = self.chosen(self.env[node.id], node.id)
             if isinstance(value, Poison):
                 raise Refusal(value.construct, value.why, fold=value.fold)
-            return value
+            return self._used(value, node)
         if node.id in vars(self.module):
             value = vars(self.module)[node.id]
             if hasattr(value, "value") and type(value).__name__ == "constexpr":
@@ -55,6 +55,15 @@ class Expressions(Values):
         if hasattr(builtins, node.id):
             return getattr(builtins, node.id)
         raise Refusal("name", f"`{node.id}` is not defined")
+
+    def _used(self, value: Any, node: ast.Name) -> Any:
+        """A value where its name stands: a block may have a name of its own there."""
+        if not isinstance(value, Node) or value.op != "constexpr":
+            return value
+        known = value.attrs["name"]
+        name = self.uses.name(known, (*self.within, (node.lineno, node.col_offset)))
+        attrs = {**value.attrs, "name": name}
+        return value if name == known else self.g.intern("constexpr", (), attrs, value.dtype, ())
 
     def _tuple(self, node: ast.Tuple) -> tuple:
         return tuple(self.expr(item) for item in node.elts)

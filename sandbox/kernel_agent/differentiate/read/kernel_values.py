@@ -13,6 +13,7 @@ from ..ir.graph import Graph, int_dtype
 from ..ir.nodes import If, Node, Region, Store, nodes_in
 from ..ir.refusal import Refusal
 from ..ir.values import Arg, BlockPtr, Either, Poison, Ptr, Returned, is_static, signature
+from .block_uses import Place, Uses
 from .settled import settled
 
 Access = tuple[Node, Node, Node | None, Region]  # what is read: base, offset and mask, and where
@@ -49,6 +50,9 @@ class Values:
         self.endings: list[dict[str, Any]] = []  # what names stand for after the last statement
         # In the kernel's own text, not that of helpers: what each gave, and what its names stood for.
         self.called: list[tuple[ast.Call, Node, dict[str, Any]]] = []
+        self.looped: dict[
+            Node, ast.Call
+        ] = {}  # what calls there, outside of loops, gave by loops that only read
         self.stored: list[Store] = []
         self.added: set[str] = set()  # buffers that are added to atomically
         self.loaded: list[Access] = []
@@ -57,6 +61,8 @@ class Values:
         self.either: set[str] = set()  # numbers that may be tensors in other calls
         self.entries: dict[str, list[Node]] = {}  # pointers by the table that they come from
         self.depth = 0
+        self.uses = Uses()  # names for those of blocks
+        self.within: Place = ()  # the calls of helpers around what is interpreted
         self.tl = language_name(module)
 
     def leaves(self, value: Any) -> list[Node]:

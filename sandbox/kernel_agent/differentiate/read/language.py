@@ -515,6 +515,7 @@ def dot(
     dtype = _dtype(out_dtype, "float64" if "float64" in (x.dtype, y.dtype) else "float32")
     shape = (*x.shape[:-1], y.shape[-1])
     g.contracted.add(x.shape[-1])
+    g.meet(x.shape[-1:], y.shape[-2:-1])
     out = g.make("dot", (x, y), {"precision": precision}, dtype, shape)
     if acc is not None:
         out = g.make("add", (b.node(acc), out), {}, dtype, shape)

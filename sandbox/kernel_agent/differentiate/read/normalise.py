@@ -47,6 +47,7 @@ class Builder(Loops, Aliases):
             line=self.source.lineno,
             variables=variables,
             calls=self._repeatable(ending),
+            looped=self.looped,
             loaded=[(base, offset, mask) for base, offset, mask, _ in self.loaded],
             apart=self.apart,
             either=self.either,

@@ -31,6 +31,7 @@ from ..ir.spelling import gradient_name
 from ..ir.values import Arg, Kernel
 from ..prove import cover
 from ..prove.overwrite import number_of
+from .block_uses import Uses
 from .home import Home, asked_by, home_of, rules_of
 from .host_functions import HostFunctions
 from .host_values import Host
@@ -84,8 +85,14 @@ class Site:
     held: list[str] = field(default_factory=list)  # outputs whose values lose their gradient: _note_held()
     # The launches here that calls with other sizes make.
     others: Callable[[], list[Launch]] = list
-    # The kernel of calls that agree with facts; or of those of which a block is a whole row.
-    again: Callable[[dict[tuple, bool], str | None], Kernel] | None = None
+    # The kernel of calls that agree with facts; of those of which a block is a whole row; with names for
+    # uses of blocks.
+    again: Callable[..., Kernel] | None = None
+
+    @property
+    def uses(self) -> Uses:
+        """Names of the backward's own for uses of blocks."""
+        return self.blocks.uses if isinstance(self.blocks, Grid) else Uses()
 
     @property
     def lines(self) -> range:
@@ -141,24 +148,35 @@ class Tiles(Blocks):
 @dataclass(frozen=True)
 class Grid(Blocks):
     """Sizes for all the blocks of a launch whose programs have a tile of an output each: along `axes`, or all
-    along one. `lengths` has, for the block of each of its axes, the argument that says how long that is."""
+    along one. `lengths` has, for the block of each of its axes, the argument that says how long that is.
+    `uses`: names that the launch does not pass."""
 
     lengths: tuple[tuple[str, str], ...] = ()
     axes: tuple[int, ...] = ()
+    uses: Uses = field(default_factory=Uses)
 
     def counts(self, args: dict[str, Any], sizes: dict[str, Any]) -> list[int]:
         """Programs along each of `axes`."""
         counts = [-(-args[length] // sizes[block]) for block, length in self.lengths]
         return counts if len(self.axes) > 1 else [math.prod(counts)]
 
+    def named(self, launch: Launch) -> Launch:
+        """The launch as if it passed its blocks by all their names."""
+        more = {name: launch.args[block] for name, block in self.uses.of.items()}
+        return replace(launch, args=launch.args | more, constexprs=(*launch.constexprs, *more))
+
+    def serves(self, launch: Launch) -> bool:
+        """Whether a launch is one of just these tiles."""
+        args = self.named(launch).args
+        if not all(isinstance(args[name], int) for pair in self.lengths for name in pair):
+            return False
+        return [launch.grid[axis] for axis in self.axes] == self.counts(args, args)
+
     def launch(self, launch: Launch) -> Launch:
-        """The launch with these blocks; itself where it is not one of just these tiles."""
-        asked = [name for pair in self.lengths for name in pair]
-        if not all(isinstance(launch.args[name], int) for name in asked):
-            return launch
-        grid = list(launch.grid)
-        if [grid[axis] for axis in self.axes] != self.counts(launch.args, launch.args):
-            return launch
+        """The launch with these blocks; with its own where it is not one of just these tiles."""
+        if not self.serves(launch):
+            return self.named(launch)
+        launch, grid = self.named(launch), list(launch.grid)
         for axis, count in zip(self.axes, self.counts(launch.args, self.sizes), strict=True):
             grid[axis] = count
         return replace(launch, args={**launch.args, **self.sizes}, grid=tuple(grid))
@@ -390,6 +408,37 @@ def _interpreted(made: Callable[[frozenset[int]], Builder], folded: frozenset[in
             folded |= {refusal.fold}
 
 
+def _reader(
+    fwd: Forward,
+    source: ast.FunctionDef,
+    home: Home,
+    args: dict[str, Arg],
+    folds: Folds,
+    blocks: Blocks | None,
+) -> Callable[..., tuple[Builder, Kernel]]:
+    """What reads a kernel, with what is known of some of its calls, and of a block that is a whole row."""
+    here = frozenset(line for path, line in folds if path == home.path)
+    own = blocks.uses if isinstance(blocks, Grid) else Uses()
+
+    def read(
+        facts: dict[tuple, bool] | None = None, whole: str | None = None, uses: Uses = own
+    ) -> tuple[Builder, Kernel]:
+        def made(folded: frozenset[int]) -> Builder:
+            known = {n: replace(args[block], name=n) for n, block in uses.of.items()} | args
+            builder = Builder(source, home.module, home.functions, known, folded, facts, whole)
+            builder.uses = uses
+            builder.tl = language_name(fwd.module) if home.imported else builder.tl
+            builder.spread = (blocks.rows, blocks.axis) if isinstance(blocks, Tiles) else None
+            return builder
+
+        try:
+            return _interpreted(made, here)
+        except Refusal as refusal:
+            raise refusal.at(source, home.path) from None
+
+    return read
+
+
 def _site(
     fwd: Forward,
     launch: Launch,
@@ -411,20 +460,7 @@ def _site(
     )
     reads_active = any(a.active and not a.none or a.behind and a.behind.active for a in args.values())
 
-    here = frozenset(line for path, line in folds if path == home.path)
-
-    def read(facts: dict[tuple, bool] | None = None, whole: str | None = None) -> tuple[Builder, Kernel]:
-        def made(folded: frozenset[int]) -> Builder:
-            builder = Builder(source, home.module, home.functions, args, folded, facts, whole)
-            builder.tl = language_name(fwd.module) if home.imported else builder.tl
-            builder.spread = (blocks.rows, blocks.axis) if isinstance(blocks, Tiles) else None
-            return builder
-
-        try:
-            return _interpreted(made, here)
-        except Refusal as refusal:
-            raise refusal.at(source, home.path) from None
-
+    read = _reader(fwd, source, home, args, folds, blocks)
     builder, kernel = read()
     if _note_indices(builder, args):
         builder, kernel = read()
@@ -474,12 +510,13 @@ def _site(
 
 def _again(
     site: Site,
-    read: Callable[[dict[tuple, bool], str | None], tuple[Builder, Kernel]],
+    read: Callable[..., tuple[Builder, Kernel]],
     facts: dict[tuple, bool],
     whole: str | None,
+    uses: Uses | None = None,
 ) -> Kernel:
     """The kernel of a site, read with more known: Site.again."""
-    builder, kernel = read(facts, whole)
+    builder, kernel = read(facts, whole) if uses is None else read(facts, whole, uses)
     known = site.kernel.graph
     builder.g.sized, builder.g.strides, builder.g.others = known.sized, known.strides, known.others
     for name in site.held:

@@ -57,11 +57,13 @@ class Spills:
 
     def read(self, node: Node, index: Callable[[], Node], also: bool) -> Node | None:
         """A load of a value that took a loop (`also`: or much work), at `index()` of what the main kernel
-        stores; None for others, and for what it stores in a branch: elsewhere it may not be there."""
+        stores, program by program; None for others, for what is kept as a matrix, and for what it stores in a
+        branch: elsewhere it may not be there."""
         if node.home is not self.g.top or not self.wanted(node) and not (also and node.is_float):
             return None
         at = index()  # which may find that there is none
-        return self._load(node, self._keep(node), at)
+        kept = self._keep(node, whole=False)
+        return None if kept.matrix is not None else self._load(node, kept, at)
 
     def wanted(self, node: Node) -> bool:
         """Whether a value is one that is kept."""
@@ -165,8 +167,8 @@ class Spills:
             return self._load(node, found, *found.matrix.place(self.g, node.shape, variable))
         return self._load(node, found, self._place(self.linear(variable), node.shape, found.numel))
 
-    def _keep(self, node: Node) -> Spill:
-        """Have the main kernel store a value."""
+    def _keep(self, node: Node, whole: bool = True) -> Spill:
+        """Have the main kernel store a value; `whole`: as a matrix, if it is a tile of one."""
         g = self.g
         if node not in self.made:
             numel = g.product(node.shape)
@@ -174,7 +176,7 @@ class Spills:
             while name in self.names():
                 name += "_"
             dtype = node.dtype if self.narrowed(node) else real(node.dtype)
-            own = self.own if node.reverse else None
+            own = self.own if node.reverse and whole else None
             found = matrix(own, self.programs.numbered, node, self.known)
             narrowed = [n for n in self.made if node.op == n.op == "cast" and node.args[0] is n.args[0]]
             like = self.made[narrowed[0]] if narrowed and dtype.startswith("$") else None

@@ -192,11 +192,16 @@ def fewer(site: Site) -> tuple[dict[str, Any], tuple[int, ...]] | None:
     return (found[0], grid) if math.prod(grid) < math.prod(site.launch.grid) else None
 
 
+def _named(config: dict[str, Any]) -> set[str]:
+    """The constexprs that a configuration may name, by themselves or by an axis that they are for."""
+    return {*config, *(name.rpartition("_")[0] for name in config)}
+
+
 def chosen(sites: list[Site], config: dict[str, Any], find: Callable[[Site], Any] = find) -> list[Sizes]:
     """The blocks that a configuration gives the backward of launches; `find`: what may be varied of one."""
     found = []
     for site in sites:
-        if {name for name, arg in site.args.items() if arg.kind == "constexpr"} & set(config):
+        if {name for name, arg in site.args.items() if arg.kind == "constexpr"} & _named(config):
             own = find(site)
             sizes = None if own is None else own.sizes(config, site)
             found += [] if sizes is None else [sizes]

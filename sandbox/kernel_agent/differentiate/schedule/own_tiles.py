@@ -14,7 +14,7 @@ backward, that has tiles of its own.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..ir.nodes import Node, Store, nodes_in, walk
@@ -22,10 +22,11 @@ from ..ir.rewriter import Rewriter
 from ..ir.values import Kernel, is_static
 from ..prove.beyond import Beyond
 from ..prove.blocks import Blocks, Hangs
+from ..read.block_uses import Uses
 from ..read.trace import Blocks as Sizes
 from ..read.trace import Grid, Queued, Site, program_axes
 from ..reverse.sweep import writes
-from . import own_blocks, tile_queues
+from . import block_axes, own_blocks, tile_queues
 from .own_blocks import are_given, shared_out
 from .programs import row_by_row, tiles_of
 
@@ -52,6 +53,7 @@ class Tiles:
     lengths: tuple[tuple[str, str], ...]
     summed: tuple[str, ...]
     axes: tuple[int, ...]
+    uses: Uses = field(default_factory=Uses)  # names that the launch does not pass
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -59,10 +61,21 @@ class Tiles:
 
     def sizes(self, config: dict[str, Any], site: Site) -> Grid | None:
         """What a configuration names, where the traced call is one of these tiles."""
-        given = {name: site.args[name].value for name in dict.fromkeys(self.names)}
+        given = self.given(site)
         own = {name: int(config.get(name, value)) for name, value in given.items()}
-        made = Grid(own, "", -1, site.lines, lengths=self.lengths, axes=self.axes)
-        return None if own == given or made.launch(site.launch) is site.launch else made
+        made = replace(self.grid(site), sizes=own)
+        return made if own != given and made.serves(site.launch) else None
+
+    def given(self, site: Site) -> dict[str, Any]:
+        """The sizes that the launch passes."""
+        values = {**self.uses.of, **{name: name for name in site.args}}
+        return {name: site.args[values[name]].value for name in dict.fromkeys(self.names)}
+
+    def grid(self, site: Site) -> Grid:
+        """The tiles as the launch has them."""
+        return Grid(
+            self.given(site), "", -1, site.lines, lengths=self.lengths, axes=self.axes, uses=self.uses
+        )
 
 
 @dataclass(frozen=True)
@@ -85,7 +98,18 @@ def find(site: Site) -> Tiles | QueuedTiles | None:
     dots = any(n.op == "dot" for n in nodes_in(site.kernel.effects))
     if site.kernel.inplace or site.kernel.apart or not dots:
         return None
-    kernel = site.again({}, None)
+    named = block_axes.find(site) if site.blocks is None else None
+    if named is not None and isinstance(found := _found(site, named), Tiles):
+        return found
+    return _found(site, site.uses)
+
+
+def _found(site: Site, uses: Uses) -> Tiles | QueuedTiles | None:
+    """The same, where the uses of blocks have names."""
+    assert site.again is not None
+    kernel = site.again({}, None, uses)
+    if any(n.attrs.get("name") in uses.of for met in kernel.graph.met for n in met):
+        return None
     stores = [e for e in walk(kernel.effects) if isinstance(e, Store)]
     regions = [region for store in stores for region in store.region.chain()]
     if any(r.is_loop for r in regions):
@@ -106,15 +130,16 @@ def find(site: Site) -> Tiles | QueuedTiles | None:
     if len(shared) != 2 or len(rows) != 2 or len(summed) > 1 or not table and set(rows) - set(axes):
         return None
     names = {*rows.values(), *summed}
-    tuned = {n for n in names if isinstance((site.launch.config or {}).get(n), int)}
-    if not are_given(site, names - tuned):
+    passed = {uses.of.get(n, n) for n in names}
+    tuned = {n for n in passed if isinstance((site.launch.config or {}).get(n), int)}
+    if not are_given(site, passed - tuned):
         return None
     lengths = _proven(kernel, rows, names, written)
     if lengths is None or not are_given(site, {name for _, name in lengths}):
         return None
     if any(count not in (None, length) for count, length in zip(counts, lengths, strict=True)):
         return None
-    return Tiles(lengths, tuple(summed), axes if table else tuple(rows))
+    return Tiles(lengths, tuple(summed), axes if table else tuple(rows), uses)
 
 
 def _queued(site: Site, kernel: Kernel) -> QueuedTiles | None:
@@ -242,8 +267,14 @@ def of_all(site: Site) -> Grid | None:
     tiles = find(site)
     if not isinstance(tiles, Tiles):
         return None
-    given = {name: site.args[name].value for name in dict.fromkeys(tiles.names)}
-    return Grid(given, "", -1, site.lines, lengths=tiles.lengths, axes=tiles.axes)
+    return tiles.grid(site)
+
+
+def named(site: Site, own: Grid) -> Site:
+    """A launch that is read with tiles' names for its blocks."""
+    assert site.again is not None
+    kernel = site.again({}, None, own.uses)
+    return replace(site, kernel=kernel, args=kernel.args, launch=own.named(site.launch), blocks=own)
 
 
 def apart(own: Grid | Queued, effects: list[Any], grid: list[Node]) -> dict[str, int]:

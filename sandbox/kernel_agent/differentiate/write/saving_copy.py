@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from itertools import groupby
 
 from ..read.trace import Site
 from ..schedule.saved import Saved, copies, ordered
@@ -39,9 +40,15 @@ def copy_text(site: Site, lines: list[str], saved: list[Saved], name: str) -> st
         one = f"{tl}.program_id({axis})"
         around = f"({number})" if "+" in number else number
         number = f"{around} * {tl}.num_programs({axis}) + {one}" if number else f"{one}.to({tl}.int64)"
-    for kept in sorted((one for one in saved if one.cut is not None), key=lambda one: -one.cut.end):
-        at = kept.cut.end - first.lineno + 1
-        body[at:at] = [indent + line for line in _tile(kept, tl)]
+    cuts = [one for one in saved if one.cut is not None]
+    for end, kepts in groupby(sorted(cuts, key=_from_the_end), key=lambda one: one.cut.end):
+        more: list[str] = []
+        for kept in kepts:
+            if (call := kept.cut.call) is not None:
+                _replace(body, call, first.lineno, kept.text)
+            more = [*_tile(kept, tl, WIDTH - len(indent)), *more]
+        at = end - first.lineno + 1
+        body[at:at] = [indent + line for line in more]
     saved = [kept for kept in saved if kept.cut is None]
     if not saved:
         return "\n".join([*_decorators(site), *head, *body]) + "\n"
@@ -67,17 +74,32 @@ def copy_text(site: Site, lines: list[str], saved: list[Saved], name: str) -> st
     return "\n".join([*_decorators(site), *head, *body, *stores]) + "\n"
 
 
-def _tile(kept: Saved, tl: str) -> list[str]:
-    """The store of a tile behind the loop that made it."""
+def _replace(lines: list[str], call: ast.Call, first: int, name: str) -> None:
+    """Put a name into the place of a call, in lines from the `first` on."""
+    begin, end = call.lineno - first, (call.end_lineno or call.lineno) - first
+    head, tail = lines[begin].encode()[: call.col_offset], lines[end].encode()[call.end_col_offset :]
+    lines[begin : end + 1] = [(head + name.encode() + tail).decode()]
+
+
+def _from_the_end(kept: Saved) -> tuple[int, int, int]:
+    """Where the copy is changed: what is behind is changed before."""
+    call = kept.cut.call
+    return (-kept.cut.end, -call.lineno, -call.col_offset) if call is not None else (-kept.cut.end, 0, 0)
+
+
+def _tile(kept: Saved, tl: str, width: int) -> list[str]:
+    """The store of a tile behind the loop that made it, or the call that gives it."""
     cut = kept.cut
     (row, column), (rows, columns) = cut.index, (length.attrs["name"] for length in cut.matrix.lengths)
     place = f"{row}[:, None].to({tl}.int64) * {columns} + {column}[None, :]"
     inside = f"({row}[:, None] < {rows}) & ({column}[None, :] < {columns})"
     line = f"{tl}.store({kept.buffer} + {place}, {kept.text}, mask={inside})"
-    told = f"# saved for the backward: `{kept.text}`"
+    told = [f"# saved for the backward: `{kept.text}`"]
+    if cut.call is not None:
+        told[:0] = break_line(f"{kept.text} = {ast.unparse(cut.call)}", width)
     if not cut.test:
-        return [told, *break_line(line, WIDTH - 4)]
-    return [told, f"if {cut.test}:", *("    " + part for part in break_line(line, WIDTH - 8))]
+        return [*told, *break_line(line, width)]
+    return [*told, f"if {cut.test}:", *("    " + part for part in break_line(line, width - 4))]
 
 
 def _decorators(site: Site) -> list[str]:

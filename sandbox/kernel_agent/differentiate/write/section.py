@@ -98,7 +98,8 @@ class FunctionText:
             if param in site.tables:
                 self.behind[param] = None  # their memory has to stay
             return param
-        if param in site.given_names or param in site.launch.heuristics or param in self.tuned_apart:
+        apart = [name for names in self.named_apart.values() for name in names]
+        if param in site.given_names or param in site.launch.heuristics or param in apart:
             self.kept[param] = None
             return param
         if site.launch.config and param in site.launch.config:
@@ -106,10 +107,17 @@ class FunctionText:
         return repr(arg.value)
 
     @property
-    def tuned_apart(self) -> list[str]:
-        """Blocks that an autotuner chooses and that the backward has others of."""
+    def named_apart(self) -> dict[str, list[str]]:
+        """Blocks that the backward has others of, and that the forward has by another name, or an autotuner
+        chooses: by what they are there."""
         own, chosen = self.site.blocks, self.site.launch.config or {}
-        return [n for n in own.sizes if n in chosen] if isinstance(own, Grid) else []
+        found: dict[str, list[str]] = {}
+        for name in own.sizes if isinstance(own, Grid) else ():
+            block = self.site.uses.of.get(name, name)
+            text = f'{config_name(self.site)}["{block}"]' if block in chosen else block
+            if text != name:
+                found.setdefault(text, []).append(name)
+        return found
 
     def step(self, step: Step, rows: Rows | None, copies: Mapping[str, str]) -> list[str]:
         """The lines that make one launch; it writes to no gradient that is one of `copies`."""
@@ -455,9 +463,9 @@ class FunctionText:
         theirs = _counts(own, {block: block for block, _ in own.lengths})
         same = " and ".join(f"grid[{axis}] == {count}" for axis, count in zip(own.axes, theirs, strict=True))
         asked = _broken(f"ctx.tiles = {same}") if self.apart else []
-        chosen = config_name(self.site)
+        named = [f"{' = '.join(names)} = {text}" for text, names in self.named_apart.items()]
         return [
-            *(line for name in self.tuned_apart for line in _broken(f'{name} = {chosen}["{name}"]')),
+            *(part for line in named for part in _broken(line)),
             "        # blocks of the backward's own, where the launch is one of just these tiles",
             *asked,
             *_broken("if ctx.tiles:" if asked else f"if {same}:"),
