@@ -404,3 +404,45 @@ def test_window_whose_mask_does_not_bound_it__is_not_owned(tmp_path: Path) -> No
     reasons = [line["reason"] for line in result["report"]["lines"]]
     assert any("its mask does not say from where to where its window lies" in reason for reason in reasons)
     assert_right(file, result, [(dims, "normal"), ({"H": 7, "W": 9, "R": 1}, "normal")])
+
+
+FIRST_AND_LAST = """
+import torch
+import triton
+import triton.language as tl
+from kernel_agent import autodiff
+
+SWEEP = [{"M": 3, "N": 18, "T": 3}]
+
+
+@triton.jit
+def gated_kernel(x_ptr, u_ptr, y_ptr, N, T, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    cols = tl.arange(0, BLOCK)
+    mask = cols < N
+    x = tl.load(x_ptr + row * N + cols, mask=mask, other=-float("inf"))
+    likely = tl.softmax(x) > 0.05
+    first = tl.load(u_ptr + cols, mask=mask, other=0.0)
+    last = tl.load(u_ptr + (T - 1) * N + cols, mask=mask, other=0.0)
+    tl.store(y_ptr + row * N + cols, first * likely + last, mask=mask)
+
+
+@autodiff(inputs_require_grad=(1,))
+def gated(x, u):
+    M, N = x.shape
+    y = torch.empty_like(x)
+    gated_kernel[(M,)](x, u, y, N, u.shape[0], BLOCK=32)
+    return y
+
+
+def make_args(dims, device="cuda", dtype=torch.float32):
+    x = torch.randn(dims["M"], dims["N"], device=device, dtype=dtype)
+    return x, torch.randn(dims["T"], dims["N"], device=device, dtype=dtype)
+"""
+
+
+def test_first_row_and_last__what_hangs_on_a_whole_row_of_lanes_is_not_kept(tmp_path: Path) -> None:
+    file = tmp_path / "gated.py"
+    file.write_text(FIRST_AND_LAST)
+    dims = {"M": 3, "N": 18, "T": 3}
+    assert_right(file, draft(file, dims), [(dims, "normal"), ({"M": 6, "N": 5, "T": 1}, "normal")])

@@ -57,9 +57,12 @@ class Spills:
 
     def read(self, node: Node, index: Callable[[], Node], also: bool) -> Node | None:
         """A load of a value that took a loop (`also`: or much work), at `index()` of what the main kernel
-        stores, program by program; None for others, for what is kept as a matrix, and for what it stores in a
-        branch: elsewhere it may not be there."""
+        stores, program by program; None for others, for what is kept as a matrix, for what it stores in a
+        branch, as elsewhere it may not be there, and for what hangs on the parts of a program's number, which
+        it does not have."""
         if node.home is not self.g.top or not self.wanted(node) and not (also and node.is_float):
+            return None
+        if any(n.op == "vpid" for n in nodes_in([node])):
             return None
         at = index()  # which may find that there is none
         kept = self._keep(node, whole=False)
