@@ -358,9 +358,13 @@ def _launch(fwd: Forward, site: trace.Site, kernels: dict[str, str], draft: Draf
     rows = whole_rows.find(site, draft.longest) if asked.schedule != "atomic" else None
     whole = _scheduled(site, name, asked, report)
     text = FunctionText(site, site.kernel.inplace)
-    best, _ = _best(whole, lambda side, end: _scheduled(side, name + end, asked, report), {})
+
+    def scheduled(side: trace.Site, end: str) -> Scheduled:
+        return _scheduled(side, name + end, asked, report)
+
+    best, _ = Flagged(scheduled).best(whole)
     if rows is not None and isinstance(best, Scheduled):
-        best = _of_rows(best, rows, lambda side, end: _scheduled(side, name + end, asked, report))
+        best = _of_rows(best, rows, scheduled)
     for plan in _leaves(best) if meeting is not None else ():
         if meeting is not None and plan.site is site:
             raise meeting
@@ -696,32 +700,61 @@ def _leaves(plan: Scheduled | Sides) -> list[Scheduled]:
     return plan.leaves() if isinstance(plan, Sides) else [plan]
 
 
-def _best(
-    whole: Scheduled, scheduled: Schedule, facts: dict, end: str = ""
-) -> tuple[Scheduled | Sides, float]:
-    """A plan, or the sides of a flag where one has fewer atomic adds than in one kernel with the other; and
-    how many fewer, a side counted for half."""
-    best: Scheduled | Sides = whole
-    site, gain = whole.site, 0.0
-    if site.again is None or len(facts) == FLAGS:
-        return whole, 0.0
-    for flag in flags.asked_of(site, whole.writes):
-        sides = Sides(flag, [], bool(site.kernel.graph.concrete(flag)))
-        saved = []
-        for answer in (True, False):
-            known, name = {**facts, signature(flag): answer}, end + flags.ending(flag, answer)
+class Flagged:
+    """The backwards of a launch for calls that give its flags certain answers, each scheduled once."""
+
+    def __init__(self, scheduled: Schedule) -> None:
+        self.scheduled = scheduled
+        self.made: dict[frozenset, Scheduled | None] = {}
+
+    def best(self, whole: Scheduled, facts: flags.Answers = ()) -> tuple[Scheduled | Sides, float]:
+        """A plan, or the sides of a flag where one has fewer atomic adds than in one kernel with the other;
+        and how many fewer, a side counted for half."""
+        best: Scheduled | Sides = whole
+        gain, graph = 0.0, whole.site.kernel.graph
+        if whole.site.again is None or len(facts) == FLAGS:
+            return whole, 0.0
+        asked = flags.asked_of(whole.site, whole.writes)
+        if not asked or not self.may_help(whole, asked, facts):
+            return whole, 0.0
+        for flag in asked:
+            sides = Sides(flag, [], bool(graph.concrete(flag)))
+            saved: list[float] = []
+            for answer in (True, False):
+                plan = self.plan(whole.site, (*facts, (flag, answer)))
+                if plan is None:
+                    break
+                found, more = self.best(plan, (*facts, (flag, answer)))
+                sides.plans.append(found)
+                saved.append(flags.added(whole.writes, [(flag, answer)]) - plan.totals.kept + more)
+            if len(saved) < 2 or min(saved) < 0 or sum(saved) / 2 < gain:
+                continue
+            if sum(saved) / 2 > gain or gain and len(sides.leaves()) < len(_leaves(best)):
+                best, gain = sides, sum(saved) / 2
+        return best, gain
+
+    def may_help(self, whole: Scheduled, asked: list[Node], facts: flags.Answers) -> bool:
+        """Whether more is proven where every flag is known: where it is not, one or two of them do not help
+        either."""
+        for answers in flags.together(asked, FLAGS - len(facts)):
+            plan = self.plan(whole.site, (*facts, *answers))
+            if plan is None or plan.totals.kept < flags.added(whole.writes, answers):
+                return True
+            if plan.totals.proven > whole.totals.proven:
+                return True
+        return False
+
+    def plan(self, site: trace.Site, facts: flags.Answers) -> Scheduled | None:
+        """The backward of calls that agree with `facts`; None where that cannot be written."""
+        known = {signature(flag): answer for flag, answer in facts}
+        key = frozenset(known.items())
+        if key not in self.made:
+            name = "".join(flags.ending(flag, answer) for flag, answer in facts)
             try:
-                plan = scheduled(_of_side(site, known), name)
+                self.made[key] = self.scheduled(_of_side(site, known), name)
             except (Refusal, *BROKEN):
-                break
-            found, more = _best(plan, scheduled, known, name)
-            sides.plans.append(found)
-            saved.append(flags.added(whole.writes, flag, answer) - plan.totals.kept + more)
-        if len(saved) < 2 or min(saved) < 0 or sum(saved) / 2 < gain:
-            continue
-        if sum(saved) / 2 > gain or gain and len(sides.leaves()) < len(_leaves(best)):
-            best, gain = sides, sum(saved) / 2
-    return best, gain
+                self.made[key] = None
+        return self.made[key]
 
 
 def _of_side(site: trace.Site, facts: dict[tuple, bool]) -> trace.Site:
