@@ -23,7 +23,7 @@ from .ir.refusal import Refusal
 from .ir.report import LineReport, Why
 from .ir.values import is_static, signature
 from .prove import overwrite
-from .read import parted, trace
+from .read import launchers, parted, trace
 from .read.home import Home
 from .read.host_functions import HostFunctions, Method
 from .reverse import forward_values, normalised, running_maxima, wrapped_indices, written_once
@@ -65,6 +65,7 @@ from .write.demand import effects_of
 from .write.emit import Emitted, Emitter
 from .write.helpers import OWN, PARTS, PASSED, TABLES, UNSAVED, UNTRACED, host_helpers, scan_helpers
 from .write.host_copy import host_copy
+from .write.line_breaks import WIDTH, break_line
 from .write.section import (
     Choice,
     FunctionText,
@@ -145,6 +146,7 @@ def differentiate(
 ) -> Draft:
     """Trace one call of the stub and write its backward; `others` are dims of calls that may launch what the
     first does not. Raises Refusal; errors.Unusable for the user's."""
+    launchers.hoist(fwd)
     tuning.bind(fwd, config or {})
 
     apart: list[parted.Apart] = []  # views of fresh tensors that are tensors of their own
@@ -239,6 +241,8 @@ def _attempt(
         host_copy(fwd, f, sites, untraced, renamed, fwd.grads if f is stub else (), apart)
         for f in {**hosts, stub.name: stub}.values()
     ]
+    used = {site.kernel_name for site in sites} | {launch.kernel_name for launch in untraced}
+    hoisted = [f"{name} = {text}" for name, text in (fwd.hoisted or {}).items() if name in used]
     configs = [
         f"{config_name(site)} = {config_text(site.launch.config or {})}  # {TUNED_APART}\n"
         for site in {s.kernel_name: s for s in sites}.values()
@@ -261,7 +265,8 @@ def _attempt(
         draft.report.append(LineReport(launch.call.lineno, "launch", "untraced", reason))
     helpers += [TABLES] * any(site.tables for site in sites)
     helpers += [PASSED] * any(k.arg is None for site in sites for k in site.call.keywords)
-    above = [*configs, *scan_helpers("".join(kernels.values())), *("\n" + k for k in kernels.values())]
+    above = ["".join(line + "\n" for line in break_line(text, WIDTH)) for text in hoisted]
+    above += [*configs, *scan_helpers("".join(kernels.values())), *("\n" + k for k in kernels.values())]
     parts = [*above, *helpers, *functions, *copies]
     draft.text = "".join("\n" + part for part in parts).lstrip("\n")
     draft.text = "".join(_imports(fwd, draft.text)) + draft.text

@@ -363,12 +363,18 @@ def _written(
     here = [(f, c) for f, c in calls if c.lineno <= line <= (c.end_lineno or c.lineno)]
     if len(here) != 1:
         message = f"the launch of {launch.name} cannot be found in the source"
-        raise Refusal("launch", message, "Give every launch a line of its own.", line)
+        remedy = "Give every launch a line of its own." if here else f"Write {launch.name}[grid](...) there."
+        raise Refusal("launch", message, remedy, line)
     host, call = here[0]
     kernel = jit_function(getattr(fwd.module, _launched(call) or "", None))
     if kernel is None or kernel.fn is not launch.fn:
-        message = "the kernel of a launch must be named directly"
-        raise Refusal("launch", message, "Write kernel[grid](...).").at(call)
+        message = (
+            f"the kernel of a launch must have a name at the top level, and {launch.name} is computed here"
+        )
+        remedy = (
+            "Name it there, with its autotuner if it has one, and write name[grid](...): one launch a kernel."
+        )
+        raise Refusal("launch", message, remedy).at(call)
     home = home_of(fwd, launch, functions, call)
     source = home.functions.get(launch.name)
     if source is None:
