@@ -98,7 +98,8 @@ def _once(kernel: Kernel, placed: Placed, grid: tuple[int, ...], report: list[Li
     store, loops = placed
     known, groups = _determined(kernel, store)
     variables = {("pid", (axis,)) for axis, count in enumerate(grid) if count > 1}
-    variables |= {("trip", (id(loop.region),)) for loop in loops}
+    several = [loop for loop in loops if not _in_one_step(store, loop)]
+    variables |= {("trip", (id(loop.region),)) for loop in several}
     proven = bool(groups) and variables <= known and not shared_lanes(kernel.graph, groups, store.offset)
     if proven and not any(node.op == "param" for node in nodes_in([store.offset])):
         return
@@ -150,6 +151,7 @@ def _moves(kernel: Kernel, store: Store, loops: tuple[For, ...]) -> None:
     for loop in loops:
         moves = ("trip", (id(loop.region),)) in known or (id(loop.region),) in variables
         changing = {loop.region.iv, *(carry.phi for carry in loop.carries)}
+        moves = moves or _in_one_step(store, loop)
         if not moves and not any(_needs(part, changing) for part in (store.offset, store.base)):
             raise Refusal(
                 "overwritten store",
@@ -158,6 +160,28 @@ def _moves(kernel: Kernel, store: Store, loops: tuple[For, ...]) -> None:
                 "Store after the loop.",
                 store.line,
             )
+
+
+def _in_one_step(store: Store, loop: For) -> bool:
+    """Whether a store stands under a condition on the number of the step, `i == steps - 1`, that holds in one
+    step at most."""
+    conditions = [(r.cond, r.positive) for r in store.region.chain() if r.inside(loop.region)]
+    return any(cond is not None and _holds_once(cond, positive, loop) for cond, positive in conditions)
+
+
+def _holds_once(cond: Node, positive: bool, loop: For) -> bool:
+    """`i == n`, where n does not change in the loop; `i + step >= end`, and `i >= end - step`."""
+    iv, changing = loop.region.iv, {loop.region.iv, *(carry.phi for carry in loop.carries)}
+    if cond.op != "compare" or loop.region.bounds is None:
+        return False
+    left, right = cond.args
+    if cond.attrs["cmp"] == ("==" if positive else "!="):
+        return any(a is iv and not _needs(b, changing) for a, b in ((left, right), (right, left)))
+    if cond.attrs["cmp"] != (">=" if positive else "<"):
+        return False
+    _, end, step = loop.region.bounds
+    after = left.op == "add" and {*left.args} == {iv, step} and right is end
+    return after or left is iv and right.op == "sub" and right.args == (end, step)
 
 
 def _determined(kernel: Kernel, store: Store) -> tuple[set, list[Group]]:

@@ -12,6 +12,7 @@ its kernel.
       calls           calls, with helpers inlined
       branches        `if`, and what names stand for after it
       loops           `for` and `while`, and their carries
+      last_steps      what the last step of a loop alone does, behind it
       aliases         what is written and read by one buffer
     language      what each function of triton.language means
 """
