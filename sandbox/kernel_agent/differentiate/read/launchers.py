@@ -1,5 +1,5 @@
-"""Launchers that a host function makes itself, `tuned = triton.autotune(configs, key)(kernel)`, or has another
-name for. A generated Function is beside the host function, and launches by a name of the top level.
+"""Launchers that a host function makes itself, `tuned = triton.autotune(configs, key)(kernel)`, or has
+another name for. A generated Function is beside the host function, and launches by a name of the top level.
 """
 
 from __future__ import annotations
