@@ -81,6 +81,7 @@ class Arg:
     active: bool = False
     storage: int = 0  # equal for arguments that share memory
     none: bool = False
+    equal: str | None = None  # another that every launch here passes the same number
     behind: Arg | None = None  # of a table of addresses: what it points to; `value` has their storages
 
 

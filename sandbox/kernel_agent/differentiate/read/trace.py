@@ -412,9 +412,9 @@ def _site(
     unpacked = _unpacked(call, launch)
     given = [*positional, *(k.arg for k in call.keywords if k.arg is not None), *unpacked]
     args = _arguments(launch, lambda name: _expression(call, params, name), taken)
-    values_of = _values_of(
-        fwd, host, functions, {n: _expression(call, params, n) for n in args if n in given}, args
-    )
+    passed = {n: _expression(call, params, n) for n in args if n in given}
+    values_of = _values_of(fwd, host, functions, passed, args)
+    _note_equal(args, values_of, passed, call)
     reads_active = any(a.active and not a.none or a.behind and a.behind.active for a in args.values())
 
     here = frozenset(line for path, line in folds if path == home.path)
@@ -544,6 +544,16 @@ def _values_of(
         if args[name].none and values_of.of_constants(expression):
             args[name].active = False
     return values_of
+
+
+def _note_equal(args: dict[str, Arg], host: Host, written: dict[str, ast.expr], call: ast.Call) -> None:
+    """Parameters that every such launch passes one and the same number, the stride of a buffer that is read
+    and written, say."""
+    first: dict[tuple[str, Any], str] = {}
+    for name, expression in written.items():
+        if args[name].kind == "int" and expression is not call and (text := host.measured(expression)):
+            known = first.setdefault((text, args[name].value), name)
+            args[name].equal = None if known == name else known
 
 
 def _note_indices(builder: Builder, args: dict[str, Arg]) -> bool:
