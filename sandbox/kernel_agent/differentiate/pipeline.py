@@ -429,6 +429,17 @@ def _absent(write: GradWrite) -> str | None:
     return write.base.attrs["name"] if write.base.op == "param" and any(map(is_static, conds)) else None
 
 
+def _accumulated(found: list[GradWrite], inplace: set[str]) -> set[str]:
+    """The gradients that are sums; not those of which a part takes the place of an upstream, and the other
+    is added to it once."""
+    return {
+        name
+        for write in found
+        if write.kind != "store"
+        and not ((name := write.base.attrs["name"]) in inplace and write.kind == "add")
+    }
+
+
 def _part(fwd: Forward, plan: Scheduled, text: FunctionText, kernels: dict[str, str], draft: Draft) -> Part:
     """The generated kernels of one plan, and their launches."""
     site, reverse, owner, fused = plan.site, plan.reverse, plan.owner, plan.fused
@@ -436,7 +447,7 @@ def _part(fwd: Forward, plan: Scheduled, text: FunctionText, kernels: dict[str, 
     behind = Why("table", "which tensor an address belongs to is read from a table")
     owner.refused.update({w.base: behind for w in found if w.base.op == "entry"})
     advise(reverse, found, owner.refused, draft.schedule == "atomic")
-    accumulated = {w.base.attrs["name"] for w in found if w.kind != "store"}
+    accumulated = _accumulated(found, site.kernel.inplace)
     lines = site.home.lines
     layouts = [(l, _absent(w)) for w in found for l in w.layouts]
     layouts += [(l, k.bases[0] if k.optional else None) for k in owner.kernels for l in k.layouts]
