@@ -96,11 +96,7 @@ def _loses(one: Store, loops: tuple[For, ...], two: Store, others: tuple[For, ..
 def _once(kernel: Kernel, placed: Placed, grid: tuple[int, ...], report: list[LineReport]) -> None:
     """No two programs, steps or lanes may store to one address: only the last would have a gradient."""
     store, loops = placed
-    known, groups = _determined(kernel, store)
-    variables = {("pid", (axis,)) for axis, count in enumerate(grid) if count > 1}
-    several = [loop for loop in loops if not _in_one_step(store, loop)]
-    variables |= {("trip", (id(loop.region),)) for loop in several}
-    proven = bool(groups) and variables <= known and not shared_lanes(kernel.graph, groups, store.offset)
+    proven = _is_proven(kernel, placed, grid)
     if proven and not any(node.op == "param" for node in nodes_in([store.offset])):
         return
     name = store.base.attrs["name"]
@@ -122,23 +118,34 @@ def _once(kernel: Kernel, placed: Placed, grid: tuple[int, ...], report: list[Li
         )
 
 
+def _is_proven(kernel: Kernel, placed: Placed, grid: tuple[int, ...]) -> bool:
+    """Whether the address alone tells programs, steps and lanes apart, if strides are what they seem."""
+    store, loops = placed
+    known, groups = _determined(kernel, store)
+    variables = {("pid", (axis,)) for axis, count in enumerate(grid) if count > 1}
+    several = [loop for loop in loops if not _in_one_step(store, loop)]
+    variables |= {("trip", (id(loop.region),)) for loop in several}
+    return bool(groups) and variables <= known and not shared_lanes(kernel.graph, groups, store.offset)
+
+
 def _once_elsewhere(
     kernel: Kernel, placed: Placed, grid: tuple[int, ...], elsewhere: Callable[[], Iterable[Launch]]
 ) -> None:
-    """The same of launches with several programs where the traced one has one, if the address does not tell
-    them apart."""
+    """The same of other launches where the address does not tell programs apart, and of those with several
+    programs where the traced one has one."""
     g, (store, _) = kernel.graph, placed
+    everywhere = not _is_proven(kernel, placed, grid)
     known, _ = _determined(kernel, store)
     if any(node.op == "param" for node in nodes_in([store.offset])):
         known = set()
     axes = [axis for axis, count in enumerate(grid) if count == 1 and ("pid", (axis,)) not in known]
-    if not any(_needs(store.offset, {g.pid(axis)}) for axis in axes):
+    if not everywhere and not any(_needs(store.offset, {g.pid(axis)}) for axis in axes):
         return
     traced = g.example
     try:
         for launch in elsewhere():
             several = any(axis < len(launch.grid) and launch.grid[axis] > 1 for axis in axes)
-            if several and g.takes(launch.args, launch.grid):
+            if (several or everywhere) and g.takes(launch.args, launch.grid):
                 _once(kernel, placed, launch.grid, [])
     finally:
         g.example = traced
