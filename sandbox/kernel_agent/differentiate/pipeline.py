@@ -18,10 +18,10 @@ import triton.language
 
 from .. import draw
 from ..forward import Forward
-from .ir.nodes import GradWrite, Node, Store, walk
+from .ir.nodes import GradWrite, If, Node, Store, walk
 from .ir.refusal import Refusal
 from .ir.report import LineReport, Why
-from .ir.values import is_static, signature
+from .ir.values import Kernel, is_static, signature
 from .prove import overwrite
 from .read import launchers, parted, trace
 from .read.home import Home
@@ -276,6 +276,8 @@ def _attempt(
 
 def _left_out(sites: list[trace.Site], refusal: Refusal) -> trace.Folds:
     """The condition that could leave out what is refused, as no traced launch takes it."""
+    if refusal.fold is not None:
+        return frozenset([(refusal.file or "", refusal.fold)])
     untaken = [s.kernel.graph.untaken for s in sites if s.home.path == refusal.file]
     lines = [at for one in untaken for at, block in one.items() if (refusal.line or 0) in block]
     return frozenset([(refusal.file or "", max(lines))]) if lines else frozenset()
@@ -515,7 +517,7 @@ def _part(fwd: Forward, plan: Scheduled, text: FunctionText, kernels: dict[str, 
     if plan.after:
         note = "what is added to gradients that the kernels above have stored"
         part.steps.append(Step(emit(f"{owner.name}_after", plan.after, [note]), "grid"))
-    _check_inplace(plan, part.gradients, accumulated)
+    _check_inplace(plan)
     part.written, part.copies = _written(plan, text), copies
     return part
 
@@ -767,7 +769,9 @@ class Flagged:
         if key not in self.made:
             name = "".join(flags.ending(flag, answer) for flag, answer in facts)
             try:
-                self.made[key] = self.scheduled(_of_side(site, known), name)
+                plan = self.scheduled(_of_side(site, known), name)
+                _check_inplace(plan)
+                self.made[key] = plan
             except (Refusal, *BROKEN):
                 self.made[key] = None
         return self.made[key]
@@ -808,14 +812,34 @@ def _of_rows(
     return Sides(short, [plan, best], bool(best.site.kernel.graph.concrete(short)))
 
 
-def _check_inplace(plan: Scheduled, gradients: list[str], accumulated: set[str]) -> None:
+def _check_inplace(plan: Scheduled) -> None:
     """What the forward overwrites must have its gradient overwritten by one program an element."""
+    kernel, owned = plan.site.kernel, {name for one in plan.owner.kernels for name in one.bases}
+    gradients = {w.base.attrs["name"] for w in plan.writes}
+    accumulated = _accumulated(plan.writes, kernel.inplace)
     site, stored = plan.site, [e for e in walk(plan.site.kernel.effects) if isinstance(e, Store)]
     replaced = {(w.base, w.offset, w.mask) for w in plan.writes}
-    for inplace in site.kernel.inplace & (set(gradients) | set(site.outputs)):
-        owned = any(inplace in kernel.bases for kernel in plan.owner.kernels)
+    for inplace in kernel.inplace & (gradients | owned | set(site.outputs)):
         mine = {(s.base, s.offset, s.mask) for s in stored if s.base.attrs["name"] == inplace}
-        if owned or inplace in accumulated or inplace not in gradients or not mine <= replaced:
+        if inplace in owned | accumulated or inplace not in gradients or not mine <= replaced:
             message = f"`{inplace}` is overwritten, but not by one program an element"
             remedy = "Write to a buffer of its own; what the kernel leaves out, torch can put beside it."
-            raise Refusal("in-place access", message, remedy, site.kernel.line)
+            over = [s for s in stored if s.base.attrs["name"] == inplace]
+            reading = [s for s in over if (s.base, s.offset, s.mask) in site.kernel.loaded]
+            raise Refusal(
+                "in-place access",
+                message,
+                remedy,
+                reading[0].line if reading else site.kernel.line,
+                fold=next((at for store in reading for at in _untaken(site.kernel, store)), None),
+            )
+
+
+def _untaken(kernel: Kernel, store: Store) -> list[int]:
+    """The lines of the conditions by which the traced launch does not come to a store."""
+    found = []
+    for branch in (e for e in walk(kernel.effects) if isinstance(e, If) and e.line in kernel.graph.untaken):
+        side = branch.other if kernel.graph.concrete(branch.cond) else branch.then
+        if store.region.inside(side) and branch.line is not None:
+            found.append(branch.line)
+    return found
