@@ -120,7 +120,7 @@ def test_other_pairs__are_refused(
 
 def test_flags_that_are_scanned_alone__may_be_used(write: Callable[[str], Path]) -> None:
     """The remedy of the last of them."""
-    scanned = "_, y = tl.associative_scan((f, x), 0, step)\n    h = tl.associative_scan(f, 0, either)\n    y = y * h"
+    scanned = "_, y = tl.associative_scan((f, x), 0, step)\n    y = y * tl.associative_scan(f, 0, either)"
     text = source_of("f | g, tl.where(g != 0, b, a + b)", scanned=scanned)
     either = "@triton.jit\ndef either(f, g):\n    return f | g\n\n\n@triton.jit\ndef scan_kernel"
     file = write(text.replace("@triton.jit\ndef scan_kernel", either))
