@@ -42,7 +42,11 @@ class Aliases(Values):
                         self._check_place(store, offset, read[3])
                         self.inplace.add(name)
                     continue
-                message = f"`{name}` is written and read at different addresses by one kernel"
+                message = (
+                    f"`{name}` is written and read by one kernel, which adds to it or finds it in a table"
+                )
+                if base is not other:
+                    message = f"`{name}` is written and read, as `{other.attrs['name']}`, by one kernel"
                 raise Refusal("in-place access", message, "Write the result to its own buffer.", store.line)
         for store, (_, offset, mask, region) in pairs:
             if store.offset is not offset or store.mask is not mask:
