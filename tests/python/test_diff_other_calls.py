@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from diff_support import assert_right, draft
+from kernel_agent import errors
 
 SOURCE = """import torch
 import triton
@@ -221,3 +222,42 @@ def test_call_that_writes_to_what_it_reads__is_told(write: Callable[[str], Path]
     assert_right(file, result, [({"M": 3, "N": 20}, "normal")])
     with pytest.raises(AssertionError, match="writes to what it also reads"):
         assert_right(file, result, [({"M": 1, "N": 20}, "normal")])
+
+
+GROUPED = """import torch
+import triton
+import triton.language as tl
+from kernel_agent import autodiff
+
+SWEEP = [{"H": 4, "K": 4}, {"H": 4, "K": 2}]
+
+
+@triton.jit
+def grouped_kernel(x_ptr, y_ptr, heads, kept, n, BLOCK: tl.constexpr):
+    head = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    at = head[:, None] // (heads // kept) * n + tl.arange(0, 8)[None, :]
+    mask = (head[:, None] < heads) & (tl.arange(0, 8)[None, :] < n)
+    x = tl.load(x_ptr + at, mask=mask, other=0.0)
+    tl.store(y_ptr + at, x * x, mask=mask)
+
+
+@autodiff(inputs_require_grad=(0,))
+def grouped(x, heads):
+    y = torch.empty_like(x)
+    grouped_kernel[(triton.cdiv(heads, 4),)](x, y, heads, x.shape[0], x.shape[1], BLOCK=4)
+    return y
+
+
+def make_args(dims, device="cuda", dtype=torch.float32):
+    return torch.randn(dims["K"], 6, device=device, dtype=dtype), dims["H"]
+"""
+
+
+def test_heads_that_share_rows_in_another_size__are_refused(write: Callable[[str], Path]) -> None:
+    """Where each head has a row of its own, nothing is stored twice; where two share one, both store it."""
+    file = write(GROUPED)
+    alone, shared = {"H": 4, "K": 4}, {"H": 4, "K": 2}
+    assert draft(file, alone)["backward"]
+    with pytest.raises(errors.Unusable, match="stored to at one address") as refused:
+        draft(file, alone, case={"dims": alone, "seed": 1, "others": [shared]})
+    assert "tl.store" in file.read_text().splitlines()[(refused.value.line or 0) - 1]

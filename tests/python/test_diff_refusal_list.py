@@ -215,7 +215,10 @@ FILES: dict[str, tuple[str, str, str]] = {
     "taken_name": (KERNEL_OF_X.replace("y_ptr, out_ptr, n", "d_x_ptr, out_ptr, n").replace("constexpr):", "constexpr):  # here") + STUB, "name", "gives to a value of its own"),
     "no_launch": (stub_with("    out = x * 2"), "stub", "launches no kernel"),
     "two_on_a_line": (KERNEL_OF_X + stub_with("    kernel[(3,)](x, y, out, 40, BLOCK=16); kernel[(3,)](x, y, out, 40, BLOCK=16)  # here"), "launch", "cannot be found"),
-    "indirect": (KERNEL_OF_X + stub_with("    [kernel][0][(3,)](x, y, out, 40, BLOCK=16)  # here"), "launch", "named directly"),
+    "through_two_pointers": (
+        KERNEL_OF_X.replace("x, mask=mask)", "x, mask=mask)  # here") + stub_with("    out = x + y\n    kernel[(3,)](out, y, out, 40, BLOCK=16)"), "in-place access", "written and read, as"
+    ),
+    "indirect": (KERNEL_OF_X + stub_with("    [kernel][0][(3,)](x, y, out, 40, BLOCK=16)  # here"), "launch", "must have a name at the top level"),
     "nested_kernel": ("if True:\n" + KERNEL_OF_X.strip().replace("\n", "\n    ").replace("@triton", "    @triton") + "\n" + STUB, "launch", "not defined at the top level"),
     "odd_argument": (
         KERNEL_OF_X + stub_with("    kernel[(3,)](\n        x, y, out,\n        {40},  # here\n        BLOCK=16)"), "launch argument", "is a set"

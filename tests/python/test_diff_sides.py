@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import combinations
 from pathlib import Path
 
 import pytest
 from diff_support import assert_right, draft
+from kernel_agent.differentiate import pipeline
+from kernel_agent.differentiate.ir.graph import Graph
+from kernel_agent.differentiate.schedule import flags
 
 HEAD = """import torch
 import triton
@@ -189,3 +193,71 @@ def test_loop_from_below_zero__reaches_as_far_as_it_has_steps(low: str, write: C
         assert_right(file, result, [({"N": 9, "step": 2}, "normal")])
     overlapping = draft(file, {"N": 9, "step": 2})
     assert_right(file, overlapping, [({"N": 9, "step": step}, "normal") for step in (2, 3)])
+
+
+SIX = """import torch
+import triton
+import triton.language as tl
+from kernel_agent import autodiff
+
+SWEEP = [{"N": 24, "M": 9}]
+
+
+@triton.jit
+def pick_kernel(x_ptr, at_ptr, y_ptr, n, A: tl.constexpr, B: tl.constexpr, C: tl.constexpr,
+                D: tl.constexpr, E: tl.constexpr, F: tl.constexpr):
+    lane = tl.program_id(0) * 8 + tl.arange(0, 8)
+    at = tl.load(at_ptr + lane, mask=lane < n, other=0)
+    if A:
+        at += 1
+    if B:
+        at += 2
+    if C:
+        at += 1
+    if D:
+        at += 2
+    if E:
+        at += 1
+    if F:
+        at += 1
+    x = tl.load(x_ptr + at, mask=lane < n, other=0.0)
+    tl.store(y_ptr + lane, x * x, mask=lane < n)
+
+
+@autodiff(inputs_require_grad=(0,))
+def pick(x, at, a=True, b=False, c=True, d=False, e=True, f=False):
+    x, at = x.contiguous(), at.contiguous()
+    y = torch.empty(at.shape, device=x.device, dtype=x.dtype)
+    pick_kernel[(triton.cdiv(at.numel(), 8),)](x, at, y, at.numel(), A=a, B=b, C=c, D=d, E=e, F=f)
+    return y
+
+
+def make_args(dims, device="cuda", dtype=torch.float32):
+    at = torch.randint(0, dims["N"] - 8, (dims["M"],), device=device)
+    return torch.randn(dims["N"], device=device, dtype=dtype), at
+"""
+
+
+def test_flags__of_which_none_helps__cost_few_schedules(
+    write: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Six flags have 12 answers and 60 pairs of answers; where all are known, nothing is proven either."""
+    made = []
+    side = pipeline._of_side
+    monkeypatch.setattr(pipeline, "_of_side", lambda site, facts: made.append(facts) or side(site, facts))
+    file = write(SIX)
+    result = draft(file, {"N": 24, "M": 9})
+    assert result["report"]["atomics"] == 1
+    assert 0 < len(made) <= 8
+    assert_right(file, result, [({"N": 24, "M": 9}, "normal")])
+
+
+@pytest.mark.parametrize("count", range(1, 10))
+def test_flags_together__have_every_pair_of_answers(count: int) -> None:
+    graph = Graph()
+    asked = [graph.param(f"flag{i}") for i in range(count)]
+    rows = [dict(row) for row in flags.together(asked, 2)]
+    for one, two in combinations(asked, 2):
+        assert len({(row[one], row[two]) for row in rows}) == 4
+    for few in (rows, [dict(row) for row in flags.together(asked, 1)]):
+        assert all({row[one] for row in few} == {True, False} for one in asked)

@@ -138,3 +138,65 @@ def test_side_of_a_conditional_expression_that_is_not_taken__is_left_out(
     x = torch.randn(50, requires_grad=True, dtype=torch.float64)
     with fwd.active(), pytest.raises(NotImplementedError, match=r"branch of line 1[68] .* has no backward"):
         getattr(fwd.module, fwd.entry_name)(x)
+
+
+ADDED = """import torch
+import triton
+import triton.language as tl
+from kernel_agent import autodiff
+
+SWEEP = [{"S": [9, 5], "N": 40}]
+
+
+@triton.jit
+def add_to(at, value, mask):
+    old = tl.load(at, mask=mask)
+    tl.store(at, old + value, mask=mask)
+
+
+@triton.jit
+def part_kernel(
+    x_ptr, y_ptr, start_ptr, length_ptr, n, BM: tl.constexpr, BN: tl.constexpr, ADDS: tl.constexpr
+):
+    part = tl.program_id(1)
+    length = tl.load(length_ptr + part)
+    rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    at = (tl.load(start_ptr + part) + rows)[:, None] * n + tl.arange(0, BN)[None, :]
+    mask = (rows < length)[:, None] * (tl.arange(0, BN) < n)[None, :]
+    if length == 7:
+        if not ADDS:
+            tl.store(y_ptr + at, 0.0, mask=mask)
+    else:
+        x = tl.load(x_ptr + at, mask=mask, other=0.0)
+        if ADDS:
+            add_to(y_ptr + at, x * x, mask)
+        else:
+            tl.store(y_ptr + at, x * x, mask=mask)
+
+
+@autodiff(inputs_require_grad=(0,))
+def parts(x, start, length, adds=False):
+    y = torch.empty_like(x)
+    part_kernel[(3, len(start))](x, y, start, length, x.shape[1], BM=4, BN=64, ADDS=adds)
+    return y
+
+
+def make_args(dims, device="cuda", dtype=torch.float32):
+    length = torch.tensor(dims["S"], device=device)
+    x = torch.randn(sum(dims["S"]), dims["N"], device=device, dtype=dtype)
+    return x, length.cumsum(0) - length, length
+"""
+
+
+def test_addition_in_place_that_no_launch_makes__is_left_out(write: Callable[[str], Path]) -> None:
+    """Rows of data are stored, or added to what is there: of the second nobody could prove that one program
+    has each row."""
+    file = write(ADDED)
+    dims = {"S": [9, 5], "N": 40}
+    result = draft(file, dims)
+    assert_right(file, result, [(dims, "normal"), ({"S": [3, 7, 12], "N": 33}, "normal")])
+    assert "if ADDS:" in result["backward"] and "has no backward" in result["backward"]
+    taken = write(ADDED.replace("adds=False", "adds=True"))
+    with pytest.raises(Unusable, match="overwritten, but not by one program an element") as refused:
+        draft(taken, dims)
+    assert "tl.store(at, old" in ADDED.splitlines()[(refused.value.line or 0) - 1]

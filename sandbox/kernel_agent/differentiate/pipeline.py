@@ -18,12 +18,12 @@ import triton.language
 
 from .. import draw
 from ..forward import Forward
-from .ir.nodes import GradWrite, Node, Store, walk
+from .ir.nodes import GradWrite, If, Node, Store, walk
 from .ir.refusal import Refusal
 from .ir.report import LineReport, Why
-from .ir.values import is_static, signature
+from .ir.values import Kernel, is_static, signature
 from .prove import overwrite
-from .read import parted, trace
+from .read import launchers, parted, trace
 from .read.home import Home
 from .read.host_functions import HostFunctions, Method
 from .reverse import forward_values, normalised, running_maxima, wrapped_indices, written_once
@@ -65,6 +65,7 @@ from .write.demand import effects_of
 from .write.emit import Emitted, Emitter
 from .write.helpers import OWN, PARTS, PASSED, TABLES, UNSAVED, UNTRACED, host_helpers, scan_helpers
 from .write.host_copy import host_copy
+from .write.line_breaks import WIDTH, break_line
 from .write.section import (
     Choice,
     FunctionText,
@@ -145,6 +146,7 @@ def differentiate(
 ) -> Draft:
     """Trace one call of the stub and write its backward; `others` are dims of calls that may launch what the
     first does not. Raises Refusal; errors.Unusable for the user's."""
+    launchers.hoist(fwd)
     tuning.bind(fwd, config or {})
 
     apart: list[parted.Apart] = []  # views of fresh tensors that are tensors of their own
@@ -239,6 +241,8 @@ def _attempt(
         host_copy(fwd, f, sites, untraced, renamed, fwd.grads if f is stub else (), apart)
         for f in {**hosts, stub.name: stub}.values()
     ]
+    used = {site.kernel_name for site in sites} | {launch.kernel_name for launch in untraced}
+    hoisted = [f"{name} = {text}" for name, text in (fwd.hoisted or {}).items() if name in used]
     configs = [
         f"{config_name(site)} = {config_text(site.launch.config or {})}  # {TUNED_APART}\n"
         for site in {s.kernel_name: s for s in sites}.values()
@@ -261,7 +265,8 @@ def _attempt(
         draft.report.append(LineReport(launch.call.lineno, "launch", "untraced", reason))
     helpers += [TABLES] * any(site.tables for site in sites)
     helpers += [PASSED] * any(k.arg is None for site in sites for k in site.call.keywords)
-    above = [*configs, *scan_helpers("".join(kernels.values())), *("\n" + k for k in kernels.values())]
+    above = ["".join(line + "\n" for line in break_line(text, WIDTH)) for text in hoisted]
+    above += [*configs, *scan_helpers("".join(kernels.values())), *("\n" + k for k in kernels.values())]
     parts = [*above, *helpers, *functions, *copies]
     draft.text = "".join("\n" + part for part in parts).lstrip("\n")
     draft.text = "".join(_imports(fwd, draft.text)) + draft.text
@@ -271,6 +276,8 @@ def _attempt(
 
 def _left_out(sites: list[trace.Site], refusal: Refusal) -> trace.Folds:
     """The condition that could leave out what is refused, as no traced launch takes it."""
+    if refusal.fold is not None:
+        return frozenset([(refusal.file or "", refusal.fold)])
     untaken = [s.kernel.graph.untaken for s in sites if s.home.path == refusal.file]
     lines = [at for one in untaken for at, block in one.items() if (refusal.line or 0) in block]
     return frozenset([(refusal.file or "", max(lines))]) if lines else frozenset()
@@ -358,9 +365,13 @@ def _launch(fwd: Forward, site: trace.Site, kernels: dict[str, str], draft: Draf
     rows = whole_rows.find(site, draft.longest) if asked.schedule != "atomic" else None
     whole = _scheduled(site, name, asked, report)
     text = FunctionText(site, site.kernel.inplace)
-    best, _ = _best(whole, lambda side, end: _scheduled(side, name + end, asked, report), {})
+
+    def scheduled(side: trace.Site, end: str) -> Scheduled:
+        return _scheduled(side, name + end, asked, report)
+
+    best, _ = Flagged(scheduled).best(whole)
     if rows is not None and isinstance(best, Scheduled):
-        best = _of_rows(best, rows, lambda side, end: _scheduled(side, name + end, asked, report))
+        best = _of_rows(best, rows, scheduled)
     for plan in _leaves(best) if meeting is not None else ():
         if meeting is not None and plan.site is site:
             raise meeting
@@ -420,6 +431,17 @@ def _absent(write: GradWrite) -> str | None:
     return write.base.attrs["name"] if write.base.op == "param" and any(map(is_static, conds)) else None
 
 
+def _accumulated(found: list[GradWrite], inplace: set[str]) -> set[str]:
+    """The gradients that are sums; not those of which a part takes the place of an upstream, and the other
+    is added to it once."""
+    return {
+        name
+        for write in found
+        if write.kind != "store"
+        and not ((name := write.base.attrs["name"]) in inplace and write.kind == "add")
+    }
+
+
 def _part(fwd: Forward, plan: Scheduled, text: FunctionText, kernels: dict[str, str], draft: Draft) -> Part:
     """The generated kernels of one plan, and their launches."""
     site, reverse, owner, fused = plan.site, plan.reverse, plan.owner, plan.fused
@@ -427,7 +449,7 @@ def _part(fwd: Forward, plan: Scheduled, text: FunctionText, kernels: dict[str, 
     behind = Why("table", "which tensor an address belongs to is read from a table")
     owner.refused.update({w.base: behind for w in found if w.base.op == "entry"})
     advise(reverse, found, owner.refused, draft.schedule == "atomic")
-    accumulated = {w.base.attrs["name"] for w in found if w.kind != "store"}
+    accumulated = _accumulated(found, site.kernel.inplace)
     lines = site.home.lines
     layouts = [(l, _absent(w)) for w in found for l in w.layouts]
     layouts += [(l, k.bases[0] if k.optional else None) for k in owner.kernels for l in k.layouts]
@@ -495,7 +517,7 @@ def _part(fwd: Forward, plan: Scheduled, text: FunctionText, kernels: dict[str, 
     if plan.after:
         note = "what is added to gradients that the kernels above have stored"
         part.steps.append(Step(emit(f"{owner.name}_after", plan.after, [note]), "grid"))
-    _check_inplace(plan, part.gradients, accumulated)
+    _check_inplace(plan)
     part.written, part.copies = _written(plan, text), copies
     return part
 
@@ -705,32 +727,63 @@ def _leaves(plan: Scheduled | Sides) -> list[Scheduled]:
     return plan.leaves() if isinstance(plan, Sides) else [plan]
 
 
-def _best(
-    whole: Scheduled, scheduled: Schedule, facts: dict, end: str = ""
-) -> tuple[Scheduled | Sides, float]:
-    """A plan, or the sides of a flag where one has fewer atomic adds than in one kernel with the other; and
-    how many fewer, a side counted for half."""
-    best: Scheduled | Sides = whole
-    site, gain = whole.site, 0.0
-    if site.again is None or len(facts) == FLAGS:
-        return whole, 0.0
-    for flag in flags.asked_of(site, whole.writes):
-        sides = Sides(flag, [], bool(site.kernel.graph.concrete(flag)))
-        saved = []
-        for answer in (True, False):
-            known, name = {**facts, signature(flag): answer}, end + flags.ending(flag, answer)
+class Flagged:
+    """The backwards of a launch for calls that give its flags certain answers, each scheduled once."""
+
+    def __init__(self, scheduled: Schedule) -> None:
+        self.scheduled = scheduled
+        self.made: dict[frozenset, Scheduled | None] = {}
+
+    def best(self, whole: Scheduled, facts: flags.Answers = ()) -> tuple[Scheduled | Sides, float]:
+        """A plan, or the sides of a flag where one has fewer atomic adds than in one kernel with the other;
+        and how many fewer, a side counted for half."""
+        best: Scheduled | Sides = whole
+        gain, graph = 0.0, whole.site.kernel.graph
+        if whole.site.again is None or len(facts) == FLAGS:
+            return whole, 0.0
+        asked = flags.asked_of(whole.site, whole.writes)
+        if not asked or not self.may_help(whole, asked, facts):
+            return whole, 0.0
+        for flag in asked:
+            sides = Sides(flag, [], bool(graph.concrete(flag)))
+            saved: list[float] = []
+            for answer in (True, False):
+                plan = self.plan(whole.site, (*facts, (flag, answer)))
+                if plan is None:
+                    break
+                found, more = self.best(plan, (*facts, (flag, answer)))
+                sides.plans.append(found)
+                saved.append(flags.added(whole.writes, [(flag, answer)]) - plan.totals.kept + more)
+            if len(saved) < 2 or min(saved) < 0 or sum(saved) / 2 < gain:
+                continue
+            if sum(saved) / 2 > gain or gain and len(sides.leaves()) < len(_leaves(best)):
+                best, gain = sides, sum(saved) / 2
+        return best, gain
+
+    def may_help(self, whole: Scheduled, asked: list[Node], facts: flags.Answers) -> bool:
+        """Whether more is proven where every flag is known: where it is not, one or two of them do not help
+        either."""
+        for answers in flags.together(asked, FLAGS - len(facts)):
+            plan = self.plan(whole.site, (*facts, *answers))
+            if plan is None or plan.totals.kept < flags.added(whole.writes, answers):
+                return True
+            if plan.totals.proven > whole.totals.proven:
+                return True
+        return False
+
+    def plan(self, site: trace.Site, facts: flags.Answers) -> Scheduled | None:
+        """The backward of calls that agree with `facts`; None where that cannot be written."""
+        known = {signature(flag): answer for flag, answer in facts}
+        key = frozenset(known.items())
+        if key not in self.made:
+            name = "".join(flags.ending(flag, answer) for flag, answer in facts)
             try:
-                plan = scheduled(_of_side(site, known), name)
+                plan = self.scheduled(_of_side(site, known), name)
+                _check_inplace(plan)
+                self.made[key] = plan
             except (Refusal, *BROKEN):
-                break
-            found, more = _best(plan, scheduled, known, name)
-            sides.plans.append(found)
-            saved.append(flags.added(whole.writes, flag, answer) - plan.totals.kept + more)
-        if len(saved) < 2 or min(saved) < 0 or sum(saved) / 2 < gain:
-            continue
-        if sum(saved) / 2 > gain or gain and len(sides.leaves()) < len(_leaves(best)):
-            best, gain = sides, sum(saved) / 2
-    return best, gain
+                self.made[key] = None
+        return self.made[key]
 
 
 def _of_side(site: trace.Site, facts: dict[tuple, bool]) -> trace.Site:
@@ -768,14 +821,34 @@ def _of_rows(
     return Sides(short, [plan, best], bool(best.site.kernel.graph.concrete(short)))
 
 
-def _check_inplace(plan: Scheduled, gradients: list[str], accumulated: set[str]) -> None:
+def _check_inplace(plan: Scheduled) -> None:
     """What the forward overwrites must have its gradient overwritten by one program an element."""
+    kernel, owned = plan.site.kernel, {name for one in plan.owner.kernels for name in one.bases}
+    gradients = {w.base.attrs["name"] for w in plan.writes}
+    accumulated = _accumulated(plan.writes, kernel.inplace)
     site, stored = plan.site, [e for e in walk(plan.site.kernel.effects) if isinstance(e, Store)]
     replaced = {(w.base, w.offset, w.mask) for w in plan.writes}
-    for inplace in site.kernel.inplace & (set(gradients) | set(site.outputs)):
-        owned = any(inplace in kernel.bases for kernel in plan.owner.kernels)
+    for inplace in kernel.inplace & (gradients | owned | set(site.outputs)):
         mine = {(s.base, s.offset, s.mask) for s in stored if s.base.attrs["name"] == inplace}
-        if owned or inplace in accumulated or inplace not in gradients or not mine <= replaced:
+        if inplace in owned | accumulated or inplace not in gradients or not mine <= replaced:
             message = f"`{inplace}` is overwritten, but not by one program an element"
             remedy = "Write to a buffer of its own; what the kernel leaves out, torch can put beside it."
-            raise Refusal("in-place access", message, remedy, site.kernel.line)
+            over = [s for s in stored if s.base.attrs["name"] == inplace]
+            reading = [s for s in over if (s.base, s.offset, s.mask) in site.kernel.loaded]
+            raise Refusal(
+                "in-place access",
+                message,
+                remedy,
+                reading[0].line if reading else site.kernel.line,
+                fold=next((at for store in reading for at in _untaken(site.kernel, store)), None),
+            )
+
+
+def _untaken(kernel: Kernel, store: Store) -> list[int]:
+    """The lines of the conditions by which the traced launch does not come to a store."""
+    found = []
+    for branch in (e for e in walk(kernel.effects) if isinstance(e, If) and e.line in kernel.graph.untaken):
+        side = branch.other if kernel.graph.concrete(branch.cond) else branch.then
+        if store.region.inside(side) and branch.line is not None:
+            found.append(branch.line)
+    return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 from .nodes import Node
 from .spelling import gradient_name
 
+LINEAR_STEP = "linear_step"  # the combine function of first-order recurrences, which the section defines
 _CALLS = {"rsqrt": "rsqrt", "sqrt": "root", "sigmoid": "sig"}
 
 

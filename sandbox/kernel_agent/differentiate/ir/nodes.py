@@ -67,7 +67,9 @@ class Region:
 
 
 def _asked(cond: Node, positive: bool) -> tuple:
-    """A condition and its answer; of `a != b`, those of `a == b`."""
+    """A condition and its answer; of `a != b`, those of `a == b`, and of `not a`, those of `a`."""
+    while cond.op == "not":
+        (cond,), positive = cond.args, not positive
     if cond.op == "compare" and cond.attrs["cmp"] in ("==", "!="):
         return ("==", cond.args, positive is (cond.attrs["cmp"] == "=="))
     return (cond, positive)

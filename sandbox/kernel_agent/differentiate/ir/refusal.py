@@ -21,6 +21,7 @@ REMEDIES = {  # of constructs that have one remedy wherever they are met
     "constexpr": "Write a literal, or pass a tl.constexpr.",
     "dot": "Multiply and sum: tl.sum(a * b, axis).",
     "dtype": "Name a type, as tl.float32.",
+    "flags of a scan": "Scan the flags once more, alone.",
     "indexing": "Take an element with tl.sum(tl.where(lane == index, x, 0.0), axis).",
     "load": "Begin the address with a pointer argument.",
     "loop else": "Write the else branch after the loop.",

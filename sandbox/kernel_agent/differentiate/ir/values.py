@@ -81,6 +81,7 @@ class Arg:
     active: bool = False
     storage: int = 0  # equal for arguments that share memory
     none: bool = False
+    equal: str | None = None  # another that every launch here passes the same number
     behind: Arg | None = None  # of a table of addresses: what it points to; `value` has their storages
 
 
@@ -186,8 +187,9 @@ def returns(node: ast.If) -> bool:
 def counted(
     node: ast.While,
 ) -> tuple[str, ast.expr, ast.expr, list[ast.stmt], ast.expr | None] | None:
-    """`while i < n: ...; i += step` is a loop over a range, if i and n change nowhere else; the last is m of
-    `while i >= m and i < n`, which a loop that counts up need ask once."""
+    """`while i < n: ...; i += step` is a loop over a range, if i and n change nowhere else; so is one that
+    counts down by a literal, and one that counts before its end. The last is m of `while i >= m and i < n`,
+    which a loop that counts up need ask once."""
     low: ast.expr | None = None
     test = node.test
     match test:
@@ -196,17 +198,52 @@ def counted(
             [ast.Compare(ast.Name(first), [ast.GtE()], [least]), ast.Compare(ast.Name(second)) as rest],
         ) if first == second:
             low, test = least, rest
-    match test, node.body[-1]:
-        case (
-            ast.Compare(ast.Name(name), [ast.Lt()], [high]),
-            ast.AugAssign(ast.Name(stepped), ast.Add(), step),
-        ) if name == stepped:
-            body = node.body[:-1]
-            changed = set(assigned_names(body))
-            asked = [e for e in (high, step, low) if e is not None]
-            used = {n.id for e in asked for n in ast.walk(e) if isinstance(n, ast.Name)}
-            return None if name in changed | used or used & changed else (name, high, step, body, low)
+    for name, sign, high in _bounds(test):
+        steps = [(s, step) for s in node.body if (step := _stepped(s, name, sign)) is not None]
+        if len(steps) != 1 or (low is not None and sign < 0):
+            continue
+        ((statement, step),) = steps
+        others = [one for one in node.body if one is not statement]
+        body = others if node.body[-1] is statement else node.body
+        changed = set(assigned_names(others))
+        asked = [e for e in (high, step, low) if e is not None]
+        used = {n.id for e in asked for n in ast.walk(e) if isinstance(n, ast.Name)}
+        if name not in changed | used and not used & changed:
+            return name, high, step, body, low
     return None
+
+
+def _bounds(test: ast.expr) -> list[tuple[str, int, ast.expr]]:
+    """What a condition may be the end of: (name, direction, the first number that is not reached)."""
+    turned = {ast.Gt: ast.Lt, ast.GtE: ast.LtE, ast.Lt: ast.Gt, ast.LtE: ast.GtE}
+    found: list[tuple[str, int, ast.expr]] = []
+    match test:
+        case ast.Compare(left, [op], [right]) if type(op) in turned:
+            for side, kind, end in ((left, type(op), right), (right, turned[type(op)], left)):
+                if not isinstance(side, ast.Name):
+                    continue
+                if kind in (ast.Lt, ast.LtE):
+                    beyond = ast.BinOp(end, ast.Add(), ast.Constant(1))
+                    found.append((side.id, 1, end if kind is ast.Lt else beyond))
+                elif kind in (ast.Gt, ast.GtE):
+                    beyond = ast.BinOp(end, ast.Sub(), ast.Constant(1))
+                    found.append((side.id, -1, end if kind is ast.Gt else beyond))
+    return found
+
+
+def _stepped(statement: ast.stmt, name: str, sign: int) -> ast.expr | None:
+    """What a statement adds to a variable, in a direction; downwards it has to be a literal."""
+    match statement:
+        case ast.AugAssign(ast.Name(target), op, step) if target == name:
+            pass
+        case ast.Assign([ast.Name(target)], ast.BinOp(ast.Name(old), op, step)) if target == old == name:
+            pass
+        case _:
+            return None
+    if isinstance(op, ast.Add) and sign > 0:
+        return step
+    literal = isinstance(step, ast.Constant) and isinstance(step.value, int) and step.value > 0
+    return ast.UnaryOp(ast.USub(), step) if isinstance(op, ast.Sub) and sign < 0 and literal else None
 
 
 def assigned_names(body: list[ast.stmt]) -> list[str]:

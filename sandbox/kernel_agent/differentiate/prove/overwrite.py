@@ -96,10 +96,7 @@ def _loses(one: Store, loops: tuple[For, ...], two: Store, others: tuple[For, ..
 def _once(kernel: Kernel, placed: Placed, grid: tuple[int, ...], report: list[LineReport]) -> None:
     """No two programs, steps or lanes may store to one address: only the last would have a gradient."""
     store, loops = placed
-    known, groups = _determined(kernel, store)
-    variables = {("pid", (axis,)) for axis, count in enumerate(grid) if count > 1}
-    variables |= {("trip", (id(loop.region),)) for loop in loops}
-    proven = bool(groups) and variables <= known and not shared_lanes(kernel.graph, groups, store.offset)
+    proven = _is_proven(kernel, placed, grid)
     if proven and not any(node.op == "param" for node in nodes_in([store.offset])):
         return
     name = store.base.attrs["name"]
@@ -121,23 +118,34 @@ def _once(kernel: Kernel, placed: Placed, grid: tuple[int, ...], report: list[Li
         )
 
 
+def _is_proven(kernel: Kernel, placed: Placed, grid: tuple[int, ...]) -> bool:
+    """Whether the address alone tells programs, steps and lanes apart, if strides are what they seem."""
+    store, loops = placed
+    known, groups = _determined(kernel, store)
+    variables = {("pid", (axis,)) for axis, count in enumerate(grid) if count > 1}
+    several = [loop for loop in loops if not _in_one_step(store, loop)]
+    variables |= {("trip", (id(loop.region),)) for loop in several}
+    return bool(groups) and variables <= known and not shared_lanes(kernel.graph, groups, store.offset)
+
+
 def _once_elsewhere(
     kernel: Kernel, placed: Placed, grid: tuple[int, ...], elsewhere: Callable[[], Iterable[Launch]]
 ) -> None:
-    """The same of launches with several programs where the traced one has one, if the address does not tell
-    them apart."""
+    """The same of other launches where the address does not tell programs apart, and of those with several
+    programs where the traced one has one."""
     g, (store, _) = kernel.graph, placed
+    everywhere = not _is_proven(kernel, placed, grid)
     known, _ = _determined(kernel, store)
     if any(node.op == "param" for node in nodes_in([store.offset])):
         known = set()
     axes = [axis for axis, count in enumerate(grid) if count == 1 and ("pid", (axis,)) not in known]
-    if not any(_needs(store.offset, {g.pid(axis)}) for axis in axes):
+    if not everywhere and not any(_needs(store.offset, {g.pid(axis)}) for axis in axes):
         return
     traced = g.example
     try:
         for launch in elsewhere():
             several = any(axis < len(launch.grid) and launch.grid[axis] > 1 for axis in axes)
-            if several and g.takes(launch.args, launch.grid):
+            if (several or everywhere) and g.takes(launch.args, launch.grid):
                 _once(kernel, placed, launch.grid, [])
     finally:
         g.example = traced
@@ -150,6 +158,7 @@ def _moves(kernel: Kernel, store: Store, loops: tuple[For, ...]) -> None:
     for loop in loops:
         moves = ("trip", (id(loop.region),)) in known or (id(loop.region),) in variables
         changing = {loop.region.iv, *(carry.phi for carry in loop.carries)}
+        moves = moves or _in_one_step(store, loop)
         if not moves and not any(_needs(part, changing) for part in (store.offset, store.base)):
             raise Refusal(
                 "overwritten store",
@@ -158,6 +167,28 @@ def _moves(kernel: Kernel, store: Store, loops: tuple[For, ...]) -> None:
                 "Store after the loop.",
                 store.line,
             )
+
+
+def _in_one_step(store: Store, loop: For) -> bool:
+    """Whether a store stands under a condition on the number of the step, `i == steps - 1`, that holds in one
+    step at most."""
+    conditions = [(r.cond, r.positive) for r in store.region.chain() if r.inside(loop.region)]
+    return any(cond is not None and _holds_once(cond, positive, loop) for cond, positive in conditions)
+
+
+def _holds_once(cond: Node, positive: bool, loop: For) -> bool:
+    """`i == n`, where n does not change in the loop; `i + step >= end`, and `i >= end - step`."""
+    iv, changing = loop.region.iv, {loop.region.iv, *(carry.phi for carry in loop.carries)}
+    if cond.op != "compare" or loop.region.bounds is None:
+        return False
+    left, right = cond.args
+    if cond.attrs["cmp"] == ("==" if positive else "!="):
+        return any(a is iv and not _needs(b, changing) for a, b in ((left, right), (right, left)))
+    if cond.attrs["cmp"] != (">=" if positive else "<"):
+        return False
+    _, end, step = loop.region.bounds
+    after = left.op == "add" and {*left.args} == {iv, step} and right is end
+    return after or left is iv and right.op == "sub" and right.args == (end, step)
 
 
 def _determined(kernel: Kernel, store: Store) -> tuple[set, list[Group]]:

@@ -4,6 +4,7 @@ In: a loaded forward file and the arguments of one call. Out: the launches of th
 its kernel.
 
     trace         one call of the stub: what each launch reads, writes and wants gradients for
+    launchers     launchers that a host function makes itself, under names of the top level
     syntax_check  refuses the statements that no pass understands
     normalise     interprets a kernel over graph nodes: statements, and
       kernel_values   what it is interpreted with, and what is known of values and conditions
@@ -12,6 +13,7 @@ its kernel.
       branches        `if`, and what names stand for after it
       loops           `for` and `while`, and their carries
       block_uses      names for the places where a block stands
+      last_steps      what the last step of a loop alone does, behind it
       aliases         what is written and read by one buffer
     language      what each function of triton.language means
 """

@@ -42,15 +42,16 @@ class Aliases(Values):
                         self._check_place(store, offset, read[3])
                         self.inplace.add(name)
                     continue
-                raise self._elsewhere(name, store.line)
+                message = (
+                    f"`{name}` is written and read by one kernel, which adds to it or finds it in a table"
+                )
+                if base is not other:
+                    message = f"`{name}` is written and read, as `{other.attrs['name']}`, by one kernel"
+                raise Refusal("in-place access", message, "Write the result to its own buffer.", store.line)
         for store, (_, offset, mask, region) in pairs:
             if store.offset is not offset or store.mask is not mask:
                 self.apart.append((store, offset, mask, region))
-        stored = {(s.base, s.offset, s.mask) for s, _ in pairs}
         loaded = dict.fromkeys(read[:3] for _, read in pairs)
-        for base in (one[0] for one in loaded if one not in stored):  # it keeps the upstream, and has another
-            line = next(s.line for s, _ in pairs if s.base is base)
-            raise self._elsewhere(base.attrs["name"], line)
         blind = {s for s, _ in pairs if s.value.is_float and (s.base, s.offset, s.mask) not in loaded}
         self._read_before([s for s in self.stored if s in blind])
 
@@ -59,10 +60,6 @@ class Aliases(Values):
         be any other then."""
         asked = ((self.decided(cond), positive) for cond, positive in _branches(region) if cond is not None)
         return any(found is not None and found is not positive for found, positive in asked)
-
-    def _elsewhere(self, name: str, line: int | None) -> Refusal:
-        message = f"`{name}` is written and read at different addresses by one kernel"
-        return Refusal("in-place access", message, "Write the result to its own buffer.", line)
 
     def _check_place(self, store: Store, offset: Node, region: Region) -> None:
         """Refuse a store whose load, at its address, may see it in another step or under other conditions."""

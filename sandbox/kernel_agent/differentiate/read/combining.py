@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..ir.graph import Graph, promote
-from ..ir.nodes import Node, real
+from ..ir.names import LINEAR_STEP
+from ..ir.nodes import Node, nodes_in, real
 from ..ir.refusal import Refusal
-from ..ir.values import is_helper
+from ..ir.simplify import is_zero
+from ..ir.values import Poison, is_helper
 from .moments import Roles, is_whole, merge_of_means
 
 if TYPE_CHECKING:
@@ -161,11 +163,54 @@ def _recurrence(b: Builder, items: list[Node], function: Any, attrs: dict) -> An
     found = _inlined(b, "associative_scan", function, [*left, *right])
     if isinstance(found, tuple) and _is_recurrence(g, left, right, list(found)):
         return _first_order(g, items, function, attrs)
+    if (made := _segmented(b, items, function, attrs)) is not None:
+        return made
     raise Refusal(
         "associative_scan",
         f"`{function.__name__}` is no first-order recurrence",
         "Write it as (a1 * a2, a2 * b1 + b2).",
     )
+
+
+def _segmented(b: Builder, items: list[Node], function: Any, attrs: dict) -> Any:
+    """A running sum that a flag beside each value starts anew, or scales: h -> a h + x, with what the flag
+    makes of the h before it for a. What the flags become is not known."""
+    g: Graph = b.g
+    items = [g.broadcast(x, max((n.shape for n in items), key=len)) for x in items]
+    left = [g.fresh("phi", {"name": "left"}, x.dtype, x.shape, g.top) for x in items]
+    found = _inlined(b, "associative_scan", function, [*left, *items])
+    for at, x in enumerate(items):
+        flags = Poison(f"what `{function.__name__}` makes of the flags is used", "flags of a scan")
+        a = _scale(g, found[at], left[at], x) if isinstance(found, tuple) and len(found) == 2 else None
+        if a is None or not x.is_float or any(n in left for n in nodes_in([a])):
+            continue
+        h = g.make("affine", (g.cast(a, x.dtype), x), {"text": LINEAR_STEP, **attrs}, x.dtype, x.shape)
+        return (flags, h) if at else (h, flags)
+    return None
+
+
+def _scale(g: Graph, made: Any, before: Node, x: Node) -> Node | None:
+    """a where a combine function makes a * before + x; None where it does not."""
+    sums = [g.add(before, x), g.add(x, before)]
+    match made:
+        case Node(op="where", args=(asked, one, other)) if one is x and other in sums:
+            return g.where(asked, g.number(0), g.number(1))
+        case Node(op="where", args=(asked, one, other)) if other is x and one in sums:
+            return g.where(asked, g.number(1), g.number(0))
+        case Node(op="add", args=(one, other)) if x in (one, other):
+            return _factor(g, one if other is x else other, before)
+    return None
+
+
+def _factor(g: Graph, term: Node, before: Node) -> Node | None:
+    match term:
+        case Node(op="mul", args=(one, other)) if before in (one, other):
+            return one if other is before else other
+        case Node(op="where", args=(asked, one, other)) if one is before and is_zero(other):
+            return g.where(asked, g.number(1), g.number(0))
+        case Node(op="where", args=(asked, one, other)) if other is before and is_zero(one):
+            return g.where(asked, g.number(0), g.number(1))
+    return None
 
 
 def _is_recurrence(g: Graph, left: list[Node], right: list[Node], found: list[Node]) -> bool:

@@ -92,6 +92,8 @@ class Expressions(Values):
             return g.make("fmod", (x, y))
         if name == "floordiv" and (x.is_float or y.is_float):
             raise Refusal("float floordiv", "Triton has no floor division of floats", "Use tl.floor(a / b).")
+        if name == "mul" and x.dtype == y.dtype == "int1":  # masks, multiplied
+            return g.both(x, y)
         return g.make(name, (x, y))
 
     def _pointer_arithmetic(self, op: ast.operator, a: Any, b: Any) -> Ptr:

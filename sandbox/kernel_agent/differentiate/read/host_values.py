@@ -163,6 +163,25 @@ class Host:
         there = Host(helper, self.helpers, self.constant, self.handed)
         return len(returned) > 1 or any(map(there.changes, returned))
 
+    def measured(self, written: ast.expr) -> str | None:
+        """What a launch passes, as one text for one value: a size or a stride of a tensor that has its name
+        for good, in a variable or not; or whatever has one text where the launch asks for it."""
+        value: ast.expr | None = written
+        if isinstance(written, ast.Name):
+            value = next(iter(self.assigned.get(written.id, [])), None) if self._stays(written.id) else None
+        if value is not None and self._stays(_measures(value)):
+            return ast.unparse(value)
+        return f"now {ast.unparse(written)}" if isinstance(written, ast.Name) or _measures(written) else None
+
+    def _stays(self, name: str | None) -> bool:
+        """Whether a name stands for one thing in a call: a parameter, or what is assigned once and in no
+        loop."""
+        values = self.assigned.get(name or "", [])
+        if len(values) + (name in self.parameters) != 1 or None in values:
+            return False
+        loops = [n for n in ast.walk(self.function) if isinstance(n, (ast.For, ast.While))]
+        return not any(n is value for loop in loops for n in ast.walk(loop) for value in values)
+
     def fresh(self, written: ast.expr, launch: ast.Call) -> bool:
         """Whether an output is allocated right before its launch each time, so that it holds nothing."""
         if not isinstance(written, ast.Name):
@@ -186,6 +205,22 @@ class Host:
             and n.lineno < launch.lineno
             for n in _valued(self.function)
         )
+
+
+def _measures(written: ast.expr) -> str | None:
+    """The tensor of which an expression is one size or stride."""
+    match written:
+        case ast.Call(ast.Attribute(ast.Name(name), "stride" | "size"), [axis], []) if _is_number(axis):
+            return name
+        case ast.Subscript(ast.Attribute(ast.Name(name), "shape"), axis) if _is_number(axis):
+            return name
+        case ast.Call(ast.Attribute(ast.Name(name), "numel"), [], []):
+            return name
+    return None
+
+
+def _is_number(axis: ast.expr) -> bool:
+    return isinstance(axis.operand if isinstance(axis, ast.UnaryOp) else axis, ast.Constant)
 
 
 def _allocates(value: ast.expr) -> bool:

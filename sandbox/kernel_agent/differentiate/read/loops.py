@@ -24,7 +24,10 @@ from ..ir.values import (
     quotient,
     step_of,
 )
+from . import last_steps
 from .branches import Branches
+
+UNROLLED = 4  # steps that may each be read apart
 
 
 class Loops(Branches):
@@ -33,10 +36,18 @@ class Loops(Branches):
     def loop(self, node: ast.For) -> None:
         if not isinstance(node.target, ast.Name):
             raise Refusal("loop target", "a loop needs one plain variable").at(node)
+        variable = node.target.id
         lo, hi, step, call = self.range(node.iter)
         if self.whole is not None and step.op == "constexpr" and step.attrs["name"] == self.whole:
-            self.env[node.target.id] = lo
+            self.env[variable] = lo
             self.block(node.body)
+            return
+        upwards = isinstance(size := self.g.concrete(step), int) and size > 0 and is_static(step)
+        known = [name for name, value in self.env.items() if not isinstance(value, Poison)]
+        found = last_steps.behind(node, self.tl, known) if upwards else None
+        if found is not None:
+            node, last = found
+        elif self.unrolled(node, lo, hi, step):
             return
         g, first, stride = self.g, lo, step
         downwards = step.op == "const" and step.value < 0
@@ -48,15 +59,37 @@ class Loops(Branches):
         iv = region.iv
         assert iv is not None
         if iv.hint is None:
-            iv.hint = "step" if moved else node.target.id
+            iv.hint = "step" if moved else variable
         zero_based = is_zero(lo) and is_number(step, 1)
         with g.at(region):
             count = iv if zero_based else g.make("floordiv", (g.sub(iv, lo), step))
             index = g.add(first, g.mul(iv, stride)) if moved else iv
             if moved and index.hint is None:
-                index.hint = node.target.id
+                index.hint = variable
         trips = g.make("maximum", (hi if zero_based else self.trips(lo, hi, step), g.const(0)))
-        self.iterate(node, region, None, (count, trips, step, lo), {node.target.id: index})
+        self.iterate(node, region, None, (count, trips, step, lo), {variable: index})
+        if found is not None:
+            self.block([last])
+
+    def unrolled(self, node: ast.For, lo: Node, hi: Node, step: Node) -> bool:
+        """Interpret a body once a step, where there are few and some store what others do not: `if turn == 1`
+        in a loop over two passes. Whether that was so."""
+        if not all(bound.op == "const" for bound in (lo, hi, step)):
+            return False
+        steps = range(lo.value, hi.value, step.value)
+        name = node.target.id  # type: ignore[attr-defined]
+        branches = [n for n in ast.walk(node) if isinstance(n, ast.If) and _stores(n)]
+        asked = [{n.id for n in ast.walk(branch.test) if isinstance(n, ast.Name)} for branch in branches]
+        if len(steps) > UNROLLED or {name} not in asked or name in assigned_names(node.body):
+            return False
+        for value in steps:
+            self.env[name] = self.g.const(value)
+            self._body(node)
+        return True
+
+    def _body(self, node: ast.For | ast.While) -> None:
+        if self.block(node.body) is not None:
+            raise Refusal("return in a loop", "a return inside a loop is not supported").at(node)
 
     def trips(self, lo: Node, hi: Node, step: Node) -> Node:
         """How many steps there are from lo to hi; of a step below zero, whose value is known, too."""
@@ -135,8 +168,7 @@ class Loops(Branches):
                 self.env[name] = self.rebuild(before[name], parts)
             if test is not None:
                 loop.cond = self.node(self.expr(test))
-            if self.block(node.body) is not None:
-                raise Refusal("return in a loop", "a return inside a loop is not supported").at(node)
+            self._body(node)
             turned = next((n for n in assigned if bases(self.env[n]) != bases(before[n])), None)
             self._same_blocks(node, before, assigned)
             if turned is not None:
@@ -264,3 +296,8 @@ class Loops(Branches):
                 out = g.broadcast(out, phi.shape)
         loop.carries.append(Carry(phi, init, out))
         return loop_out(g, loop, len(loop.carries) - 1)
+
+
+def _stores(branch: ast.If) -> bool:
+    calls = [n.func for n in ast.walk(branch) if isinstance(n, ast.Call)]
+    return any(isinstance(f, ast.Attribute) and f.attr == "store" for f in calls)

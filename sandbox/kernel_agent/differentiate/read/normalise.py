@@ -32,9 +32,9 @@ class Builder(Loops, Aliases):
 
     def kernel(self) -> Kernel:
         syntax_check.check(self.source)
-        params = {}
+        params: dict[str, Node] = {}
         for name, arg in self.args.items():
-            params[name] = self._param(arg)
+            params[name] = self._param(arg) if arg.equal is None else params[arg.equal]
             self.env[name] = self._named(arg, params[name])
         self.block(self.source.body)
         self._check_aliases()

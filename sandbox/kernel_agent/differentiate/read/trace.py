@@ -381,12 +381,18 @@ def _written(
     here = [(f, c) for f, c in calls if c.lineno <= line <= (c.end_lineno or c.lineno)]
     if len(here) != 1:
         message = f"the launch of {launch.name} cannot be found in the source"
-        raise Refusal("launch", message, "Give every launch a line of its own.", line)
+        remedy = "Give every launch a line of its own." if here else f"Write {launch.name}[grid](...) there."
+        raise Refusal("launch", message, remedy, line)
     host, call = here[0]
     kernel = jit_function(getattr(fwd.module, _launched(call) or "", None))
     if kernel is None or kernel.fn is not launch.fn:
-        message = "the kernel of a launch must be named directly"
-        raise Refusal("launch", message, "Write kernel[grid](...).").at(call)
+        message = (
+            f"the kernel of a launch must have a name at the top level, and {launch.name} is computed here"
+        )
+        remedy = (
+            "Name it there, with its autotuner if it has one, and write name[grid](...): one launch a kernel."
+        )
+        raise Refusal("launch", message, remedy).at(call)
     home = home_of(fwd, launch, functions, call)
     source = home.functions.get(launch.name)
     if source is None:
@@ -455,9 +461,9 @@ def _site(
     unpacked = _unpacked(call, launch)
     given = [*positional, *(k.arg for k in call.keywords if k.arg is not None), *unpacked]
     args = _arguments(launch, lambda name: _expression(call, params, name), taken)
-    values_of = _values_of(
-        fwd, host, functions, {n: _expression(call, params, n) for n in args if n in given}, args
-    )
+    passed = {n: _expression(call, params, n) for n in args if n in given}
+    values_of = _values_of(fwd, host, functions, passed, args)
+    _note_equal(args, values_of, passed, call)
     reads_active = any(a.active and not a.none or a.behind and a.behind.active for a in args.values())
 
     read = _reader(fwd, source, home, args, folds, blocks)
@@ -575,6 +581,16 @@ def _values_of(
         if args[name].none and values_of.of_constants(expression):
             args[name].active = False
     return values_of
+
+
+def _note_equal(args: dict[str, Arg], host: Host, written: dict[str, ast.expr], call: ast.Call) -> None:
+    """Parameters that every such launch passes one and the same number, the stride of a buffer that is read
+    and written, say."""
+    first: dict[tuple[str, Any], str] = {}
+    for name, expression in written.items():
+        if args[name].kind == "int" and expression is not call and (text := host.measured(expression)):
+            known = first.setdefault((text, args[name].value), name)
+            args[name].equal = None if known == name else known
 
 
 def _note_indices(builder: Builder, args: dict[str, Arg]) -> bool:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 
 from ..ir.graph import Graph
 from ..ir.kinds import ARITHMETIC, DETACHED, MOVING
+from ..ir.names import LINEAR_STEP
 from ..ir.nodes import Node, adjoint_dtype, beneath, nodes_in, reachable
 from ..ir.refusal import Refusal
 from ..ir.rewriter import Rewriter
@@ -29,7 +30,6 @@ Contributions = Iterator[tuple[Node, Node]]
 RULES: dict[str, Callable[[Graph, Node, Node], Contributions]] = {}
 
 # Functions that the generated section defines.
-LINEAR_STEP = "linear_step"
 TURNED = "_turned"  # behind the name of a combine function, and before the number of its values
 SMALL_DOT = "small_dot"
 GATHERED = 1 << 15  # pairs of places that the adjoint of a gather may compare

@@ -105,6 +105,11 @@ class Totals:
     kept: int = 0
     atomics: int = 0
 
+    @property
+    def proven(self) -> int:
+        """How many gradient writes need no atomic add."""
+        return self.atomics - self.kept
+
     def line(self) -> str:
         return (
             f"tape: {readable(self.tape, 'B', 2)} (naive {readable(self.naive, 'B', 2)}) · "

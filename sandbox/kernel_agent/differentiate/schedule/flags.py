@@ -5,11 +5,14 @@ one side of them and fail on the other.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from ..ir.nodes import GradWrite, Node, nodes_in
 from ..ir.spelling import on_host
 from ..ir.values import positive, signature
 from ..read.trace import Site
+
+Answers = tuple[tuple[Node, bool], ...]  # flags, each with the answer that a call gives it
 
 
 def asked_of(site: Site, found: list[GradWrite]) -> list[Node]:
@@ -33,12 +36,28 @@ def _of_launch(site: Site, flag: Node) -> bool:
     return on_host(flag) and bool(named) and not runtime and set(named) <= set(site.args)
 
 
-def added(found: list[GradWrite], flag: Node, answer: bool) -> int:
-    """How many atomic adds calls make that give a flag this answer."""
+def together(asked: list[Node], known: int) -> list[Answers]:
+    """Answers to all of these flags at once: every flag has both answers in one of them each, and where two
+    may be known (`known`), every two flags have all four pairs of answers."""
+    every = range(len(asked))
+    ones = [[True for _ in every]]
+    if known > 1:  # two flags differ in some bit of their numbers
+        ones += [[bool(i >> bit & 1) for i in every] for bit in range((len(asked) - 1).bit_length())]
+    rows = [[answer is side for answer in row] for row in ones for side in (True, False)]
+    return [tuple(zip(asked, row, strict=True)) for row in rows]
+
+
+def added(found: list[GradWrite], answers: Iterable[tuple[Node, bool]]) -> int:
+    """How many atomic adds calls make that give flags these answers."""
+    known = dict(answers)
 
     def made(write: GradWrite) -> bool:
-        asked = [r for r in write.region.chain() if r.cond is not None and positive(r.cond) is flag]
-        return all((r.cond is flag) == (r.positive == answer) for r in asked)
+        conditions = [
+            (r.cond, positive(r.cond), r.positive) for r in write.region.chain() if r.cond is not None
+        ]
+        return all(
+            (cond is flag) == (side == known[flag]) for cond, flag, side in conditions if flag in known
+        )
 
     return sum(w.kind == "atomic_add" and made(w) for w in found)
 

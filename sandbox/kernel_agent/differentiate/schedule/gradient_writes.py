@@ -6,7 +6,7 @@ from __future__ import annotations
 from ..ir.address_tables import root
 from ..ir.graph import Graph
 from ..ir.names import adjoint_name
-from ..ir.nodes import For, GradWrite, If, Node, Region, bodies, nodes_in, placed, reachable, walk
+from ..ir.nodes import For, GradWrite, If, Node, Region, Store, bodies, nodes_in, placed, reachable, walk
 from ..ir.transplant import Graft
 from ..ir.values import is_static
 from ..prove.affine import Affine
@@ -64,6 +64,7 @@ def prove(reverse: Reverse, axes: list[int], grid: tuple[int, ...]) -> None:
     """Decide store or atomic add for every write, and say why."""
     found = list(placed(reverse.effects, GradWrite))
     g = reverse.kernel.graph
+    replaced = {(s.base, s.offset, s.mask) for s in walk(reverse.kernel.effects) if isinstance(s, Store)}
     for write, loops in found:
         name = write.base.attrs["name"]
         others = [p for p in found if root(p[0].base) is root(write.base) and p[0] is not write]
@@ -82,6 +83,8 @@ def prove(reverse: Reverse, axes: list[int], grid: tuple[int, ...]) -> None:
                 proof.layouts += pair.layouts
                 proof.asked += pair.asked
             store(write, proof)
+            if name in reverse.kernel.inplace and (write.base, write.offset, write.mask) not in replaced:
+                write.kind = "add"  # what is only read there keeps its upstream
             owned = f"one program owns each element of {adjoint_name(name)}"
             reverse.say(write.line, "store", proof.text, owned)
         else:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from ..reverse.rules import LINEAR_STEP, SMALL_DOT, TURNED
+from ..ir.names import LINEAR_STEP
+from ..reverse.rules import SMALL_DOT, TURNED
 from .emit import TANH
 
 LAID_OUT = '''
