@@ -145,7 +145,7 @@ AGAIN = {
 
 @pytest.mark.parametrize("edit", AGAIN.values(), ids=AGAIN)
 def test_what_is_not_stored_as_it_is__is_computed_again(changed, edit: tuple[str, str]) -> None:
-    more = (("x_ptr, n, R,", "x_ptr, n, m, R,"), ("x, n, R, BLOCK_N", "x, n, n, R, BLOCK_N"))
+    more = (("x_ptr, n, R,", "x_ptr, n, m, R,"), ("x, n, R, BLOCK_N", "x, n, n + 0, R, BLOCK_N"))
     file = changed(edit, *more)
     result = draft(file, DIMS)
     assert result["backward"].partition("\n\n\ndef ")[0].count("\n    for ") == 2

@@ -40,7 +40,7 @@ class Lanes:
         own = int(config.get(self.block, given))
         lengths = ((self.block, self.length),)
         made = Grid({self.block: own}, "", -1, site.lines, lengths=lengths, axes=(self.axis,))
-        return None if own == given or made.launch(site.launch) is site.launch else made
+        return made if own != given and made.serves(site.launch) else None
 
 
 def find(site: Site) -> Lanes | None:
