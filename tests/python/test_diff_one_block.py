@@ -105,7 +105,10 @@ def test_kernel_that_is_launched_twice__has_them_in_both(forward, config: dict) 
     assert_right(file, result, PAIRS)
 
 
-@pytest.mark.parametrize("config", [{"BLOCK": 16}, {"BLOCK": 128, "num_warps": 8, "num_stages": 2}])
+@pytest.mark.parametrize(
+    "config",
+    [{"BLOCK_M": 16, "BLOCK_N": 16}, {"BLOCK_M": 128, "BLOCK_N": 64, "num_warps": 8, "num_stages": 2}],
+)
 def test_tiles_of_one_block_with_a_loop_over_groups__have_them(forward, config: dict) -> None:
     file = forward(PACKED)
     cases = [({"M": m, "groups": 3, "size": 24, "N": n}, "normal") for m, n in ((70, 45), (33, 65), (5, 130))]
