@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -86,7 +87,7 @@ def test_rival__another_pair_of_the_forward__takes_turns_with_ours_alone(write, 
 def test_rival__null__times_ours_alone_and_calls_nobody_else(write, tmp_path):
     loud = PAIR.replace("    SEEN.append(", "    raise SystemExit  # SEEN.append(")
     assert loud != PAIR
-    found = by_name(run(write(loud), tmp_path, rival=None, passes=["both"], seconds=1, rounds=9))
+    found = by_name(run(write(loud), tmp_path, rival=None, passes=["both"], seconds=10, rounds=9))
     assert list(found) == ["ours"] and len(found["ours"]["times"]["both"]["graph"]) >= 9
 
 
@@ -169,18 +170,22 @@ def test_rounds__that_take_many_times_the_seconds__are_given_up_but_for_the_leas
 
 
 class Slow(FakeGpu):
-    """Whatever the reference of the file is asked for takes its time."""
+    """Whatever the reference of the file is asked for takes its time, on a clock that stands still else."""
+
+    now = 0.0
 
     def time(self, call):
         asked = getattr(call.__self__, "call", call.__self__)  # a graph's
         if asked.function.__name__ == "reference":
-            time.sleep(0.05)
+            self.now += 0.05
         return super().time(call)
 
 
 def test_peer__that_takes_all_the_seconds__has_fewer_turns_than_ours(write, tmp_path, monkeypatch):
+    slow = Slow()
     monkeypatch.setattr(benchmark, "SLOW_SECONDS", 0.1)
-    found = by_name(run(write(PAIR), tmp_path, Slow()))
+    monkeypatch.setattr(benchmark, "time", SimpleNamespace(monotonic=lambda: slow.now))
+    found = by_name(run(write(PAIR), tmp_path, slow))
     turns = {name: len(one["times"]["bwd"]["alone"]) for name, one in found.items() if "times" in one}
     assert turns == {
         "ours": benchmark.ROUNDS_LEAST,
