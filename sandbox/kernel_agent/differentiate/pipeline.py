@@ -23,7 +23,7 @@ from .ir.refusal import Refusal
 from .ir.report import LineReport, Why
 from .ir.values import Kernel, is_static, signature
 from .prove import overwrite
-from .read import launchers, parted, trace
+from .read import block_sizes, launchers, parted, trace
 from .read.home import Home
 from .read.host_functions import HostFunctions, Method
 from .reverse import forward_values, normalised, running_maxima, wrapped_indices, written_once
@@ -158,7 +158,7 @@ def differentiate(
         asked = [site for site in traced[0] if site.outputs]
         menus = (own_blocks, own_tiles, own_lanes, row_tiles)
         blocks = [w for one in menus for w in one.chosen(asked, config or {})]
-        blocks = [one for one in blocks if queued or not isinstance(one, trace.Queued)]
+        blocks = [one for one in blocks if queued or not isinstance(one, block_sizes.Queued)]
         if blocks:
             traced = trace.trace(fwd, first(), (make() for make in more), folds, blocks)
             trace.other_launches(fwd, more, traced[0])
@@ -473,9 +473,9 @@ def _part(fwd: Forward, plan: Scheduled, text: FunctionText, kernels: dict[str, 
         return emitted
 
     if any(map(effects_of, reverse.effects)):
-        if isinstance(site.blocks, trace.Queued):
+        if isinstance(site.blocks, block_sizes.Queued):
             raise ProgramsKept
-        tiles = site.blocks.axis if isinstance(site.blocks, trace.Tiles) and fused is None else None
+        tiles = site.blocks.axis if isinstance(site.blocks, block_sizes.Tiles) and fused is None else None
         if plan.shared is not None:
             told = [*notes, plan.shared.note]
             step = shared_step(
@@ -528,7 +528,11 @@ def _tiles_apart(plan: Scheduled, text: FunctionText) -> TilesApart | None:
     by_program = any(kept.cut is None for kept in plan.saved)
     if plan.taped.buffers or plan.after or plan.fused or by_program:
         return None
-    return TilesApart(text, plan.owner, of_all) if isinstance(of_all, trace.Grid | trace.Queued) else None
+    return (
+        TilesApart(text, plan.owner, of_all)
+        if isinstance(of_all, block_sizes.Grid | block_sizes.Queued)
+        else None
+    )
 
 
 def _offer_saved_tiles(draft: Draft, reverse: Reverse, site: trace.Site) -> None:
@@ -566,7 +570,7 @@ def _written(plan: Scheduled, text: FunctionText) -> dict[str, str]:
 def _scattered(plan: Scheduled) -> list[Scattered]:
     """Gradients that the main kernel alone adds to, at few places."""
     site = plan.site
-    if plan.fused is not None or plan.shared is not None or isinstance(site.blocks, trace.Tiles):
+    if plan.fused is not None or plan.shared is not None or isinstance(site.blocks, block_sizes.Tiles):
         return []
     others = {
         w.base for effects in (plan.after, *(k.effects for k in plan.owner.kernels)) for w in writes(effects)
@@ -645,7 +649,7 @@ def _scheduled(site: trace.Site, name: str, asked: Asked, known: list[LineReport
     axes = trace.program_axes(site)
     gradient_writes.prove(reverse, axes, site.launch.grid)
     gradient_writes.mark(reverse)
-    own = site.blocks if asked.apart and isinstance(site.blocks, trace.Grid) else None
+    own = site.blocks if asked.apart and isinstance(site.blocks, block_sizes.Grid) else None
     owner = Owner(reverse, axes, name, site.launch.grid, asked.splits > 0, own=own)
     offers += [{"walks": 1}] * (asked.schedule == "partials" and partials.beside_data(reverse, axes))
     fused = partials.fuse(reverse, axes, asked.walks) if asked.schedule == "partials" else None

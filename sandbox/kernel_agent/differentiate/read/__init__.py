@@ -4,6 +4,7 @@ In: a loaded forward file and the arguments of one call. Out: the launches of th
 its kernel.
 
     trace         one call of the stub: what each launch reads, writes and wants gradients for
+    block_sizes   sizes of blocks in place of those that a launch passes
     launchers     launchers that a host function makes itself, under names of the top level
     syntax_check  refuses the statements that no pass understands
     normalise     interprets a kernel over graph nodes: statements, and

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from ..ir.graph import Graph
 from ..ir.nodes import Node
-from ..read.trace import Grid
+from ..read.block_sizes import Grid
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from ..ir.names import suggested
 from ..ir.nodes import If, Node, Region, TapeStore, beneath, nodes_in, real, walk
 from ..ir.rewriter import Rewriter
 from ..ir.values import is_named, is_static, takes_loop
-from ..read.trace import Grid
+from ..read.block_sizes import Grid
 from ..reverse.sweep import Reverse, writes
 from .kept_tiles import Matrix, matrix
 from .programs import Programs

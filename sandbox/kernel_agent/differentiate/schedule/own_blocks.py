@@ -26,7 +26,7 @@ from ..ir.nodes import For, Node, Store, beneath, nodes_in, real, walk
 from ..ir.values import Kernel, is_static
 from ..prove.beyond import Beyond
 from ..prove.blocks import Blocks, Hangs
-from ..read.trace import Blocks as Sizes
+from ..read.block_sizes import Blocks as Sizes
 from ..read.trace import Site, program_axes
 from ..reverse import normalised, running_maxima
 

@@ -17,8 +17,9 @@ from ..ir.nodes import Store, nodes_in, walk
 from ..ir.values import is_static
 from ..prove.beyond import Beyond
 from ..prove.blocks import Blocks, Hangs
-from ..read.trace import Blocks as Sizes
-from ..read.trace import Grid, Site, program_axes
+from ..read.block_sizes import Blocks as Sizes
+from ..read.block_sizes import Grid
+from ..read.trace import Site, program_axes
 from . import own_blocks
 from .own_blocks import are_given, shared_out
 

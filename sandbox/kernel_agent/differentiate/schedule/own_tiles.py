@@ -22,9 +22,10 @@ from ..ir.rewriter import Rewriter
 from ..ir.values import Kernel, is_static
 from ..prove.beyond import Beyond
 from ..prove.blocks import Blocks, Hangs
+from ..read.block_sizes import Blocks as Sizes
+from ..read.block_sizes import Grid, Queued
 from ..read.block_uses import Uses
-from ..read.trace import Blocks as Sizes
-from ..read.trace import Grid, Queued, Site, program_axes
+from ..read.trace import Site, program_axes
 from ..reverse.sweep import writes
 from . import block_axes, own_blocks, tile_queues
 from .own_blocks import are_given, shared_out

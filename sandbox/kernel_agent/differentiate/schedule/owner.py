@@ -32,7 +32,7 @@ from ..prove.cover import reached
 from ..prove.disjoint import asks_flags, close, determined, layouts_of, learn, overlaps
 from ..prove.masks import parts as conditions
 from ..prove.positions import NotTurned
-from ..read.trace import Grid
+from ..read.block_sizes import Grid
 from ..reverse.sweep import Reverse
 from ..reverse.sweep import writes as every_write
 from . import tile_queues

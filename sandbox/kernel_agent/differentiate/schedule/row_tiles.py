@@ -23,7 +23,8 @@ from ..ir.kinds import PLAIN
 from ..ir.nodes import For, Node, Store, nodes_in, walk
 from ..ir.simplify import is_zero
 from ..prove.masks import parts
-from ..read.trace import Blocks, Site, Tiles, grid_written
+from ..read.block_sizes import Blocks, Tiles
+from ..read.trace import Site, grid_written
 
 OFFERED = ((1024, 4), (2048, 8), (2048, 4), (4096, 8))  # elements, warps
 AXES = 3

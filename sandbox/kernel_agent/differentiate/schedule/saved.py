@@ -28,7 +28,8 @@ from ..ir.rewriter import Rewriter
 from ..ir.simplify import is_number
 from ..ir.values import assigned_names, takes_loop
 from ..prove.blocks import Blocks, Hangs
-from ..read.trace import Grid, Site, grid_rows, program_axes
+from ..read.block_sizes import Grid
+from ..read.trace import Site, grid_rows, program_axes
 from ..reverse.sweep import Reverse
 from .programs import program_variables
 

@@ -26,7 +26,8 @@ from ..ir.rewriter import Rewriter
 from ..ir.simplify import is_zero
 from ..ir.values import Kernel, assigned_names, is_static
 from ..prove import zeros
-from ..read.trace import Grid, Site, program_axes
+from ..read.block_sizes import Grid
+from ..read.trace import Site, program_axes
 from ..reverse.sweep import Reverse
 from . import saved
 from .kept_tiles import Matrix, matrix

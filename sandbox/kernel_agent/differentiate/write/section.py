@@ -22,7 +22,8 @@ from ..ir.rewriter import Rewriter
 from ..ir.spelling import INFIX, call_name, choice, gradient_name, upstream_name
 from ..ir.values import is_static
 from ..prove.packed import Asked, AtMost, Distinct, Ordered, Walked
-from ..read.trace import Grid, Queued, Site, Tiles, grid_written
+from ..read.block_sizes import Grid, Queued, Tiles
+from ..read.trace import Site, grid_written
 from ..schedule.saved import Saved
 from ..schedule.scattered import Scattered
 from ..schedule.whole_rows import WARPS, Rows

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from ..ir.nodes import Node, real
 from ..ir.spelling import gradient_name
 from ..ir.values import is_named
-from ..read import trace
+from ..read import block_sizes, trace
 from ..reverse import checkpoints, forward_values
 from ..reverse.sweep import writes
 from ..schedule import own_tiles
@@ -145,7 +145,9 @@ class TilesApart:
     """Which tiles the launches of owner kernels have, one after the other: their own, where those are enough
     to give a GPU something to do, or those of all."""
 
-    def __init__(self, text: FunctionText, owner: Owner, of_all: trace.Grid | trace.Queued) -> None:
+    def __init__(
+        self, text: FunctionText, owner: Owner, of_all: block_sizes.Grid | block_sizes.Queued
+    ) -> None:
         self.text, self.owner, self.of_all = text, owner, of_all
         self.changed = False  # whether a launch so far may have others than those of all
 
