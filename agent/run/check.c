@@ -20,6 +20,7 @@
 #include "base/files.h"
 #include "base/log.h"
 #include "compiled_facts.h"
+#include "cases.h"
 #include "events.h"
 #include "expected.h"
 #include "fan.h"
@@ -42,6 +43,7 @@ static void free_check(struct ka_check *check)
     free(check->shape_of);
     free(check->order);
     free(check->is_judged);
+    free(check->doubts);
     free(check->batch);
     free(check->reject_rule);
     free(check->reject_text);
@@ -79,6 +81,8 @@ static void tell_progress(const struct ka_check *check)
 {
     size_t all = json_array_size(check->cases);
     double spent = (double)(ka_clock_ns() - check->began) / 1e9;
+    if (!check->judged)
+        return;
     double left = spent / (double)check->judged * (double)(all - check->judged);
     if (left >= 1)
         ka_log_progress(check->run->name, "check candidate %lld: %zu of %zu cases judged, about %.0f s left",
@@ -86,6 +90,75 @@ static void tell_progress(const struct ka_check *check)
     else
         ka_log_progress(check->run->name, "check candidate %lld: %zu of %zu cases judged",
                         (long long)check->snapshot, check->judged, all);
+}
+
+/* Without a closer look the first judgement stands. `arg`: the case. */
+static void on_closer(struct ka_run *run, struct ka_fan *fan, void *arg)
+{
+    struct ka_fan_found found;
+    struct ka_err why;
+    json_int_t id = json_integer_value(json_object_get(arg, "id"));
+    bool ok = ka_expected_find_closer(run->check->expected, (size_t)id, &found) &&
+              json_is_true(json_object_get(found.entry, "ok"));
+    (void)fan;
+    if (!ok && found.entry)
+        ka_case_error(found.entry, &why);
+    if (!ok)
+        ka_log(KA_LOG_WARN, "%s: no closer look at what is off by little: %s", run->name,
+               found.entry     ? why.msg
+               : found.message ? found.message
+                               : "its process left no result");
+    go_on(run);
+}
+
+static void ask_closer(struct ka_check *check, const json_t *plan)
+{
+    json_int_t id = json_integer_value(json_object_get(plan, "id"));
+    ka_expected_look_closer(check->expected, (size_t)id, on_closer, json_array_get(check->cases, (size_t)id));
+}
+
+static void leave_closer(struct ka_check *check, const json_t *plan)
+{
+    ka_expected_leave_closer(check->expected, (size_t)json_integer_value(json_object_get(plan, "id")));
+}
+
+/* Rounding may be all that is wrong: its results stay, and it is judged once more. */
+static void look_closer(struct ka_check *check, size_t at)
+{
+    struct ka_check_doubt *doubt = &check->doubts[at];
+    const json_t *plan = json_array_get(check->cases, check->order[at]);
+    ka_log(KA_LOG_DEBUG, "%s: case %zu is off by little: a closer look", check->run->name, check->order[at]);
+    doubt->asked = true;
+    if (doubt->own)
+        ask_closer(check, plan);
+    if (doubt->other)
+        ask_closer(check, ka_kind_other_case(plan));
+}
+
+static void leave(struct ka_check *check, size_t at)
+{
+    const struct ka_check_doubt *doubt = &check->doubts[at];
+    const json_t *plan = json_array_get(check->cases, check->order[at]);
+    if (doubt->asked && doubt->own)
+        leave_closer(check, plan);
+    if (doubt->asked && doubt->other)
+        leave_closer(check, ka_kind_other_case(plan));
+    ka_fan_release(check->candidate, (json_int_t)check->order[at]);
+    ka_expected_release(check->expected, check->order[at]);
+}
+
+static void settle_batch(struct ka_check *check)
+{
+    for (size_t n = 0; n < check->batch_count; n++) {
+        size_t at = check->batch[n];
+        if (ka_check_is_doubted(check, at) && !check->reject_rule) {
+            look_closer(check, at);
+            continue;
+        }
+        check->is_judged[at] = true;
+        check->judged++;
+        leave(check, at);
+    }
 }
 
 static void on_judged(void *arg)
@@ -96,12 +169,7 @@ static void on_judged(void *arg)
         free_check(check);
         return;
     }
-    for (size_t i = 0; i < check->batch_count; i++) {
-        check->is_judged[check->batch[i]] = true;
-        ka_fan_release(check->candidate, (json_int_t)check->order[check->batch[i]]);
-        ka_expected_release(check->expected, check->order[check->batch[i]]);
-    }
-    check->judged += check->batch_count;
+    settle_batch(check);
     if (check->reject_rule) {
         ka_check_reject(check->run, check->reject_rule, check->reject_text);
         return;
@@ -117,7 +185,8 @@ static bool is_ready(struct ka_check *check, size_t at)
     json_int_t id;
     size_t i = check->order[at];
     const json_t *other = ka_kind_other_case(json_array_get(check->cases, i));
-    return ka_fan_find(check->candidate, (json_int_t)i, &found) &&
+    return ka_expected_find_closer(check->expected, i, &found) &&
+           ka_fan_find(check->candidate, (json_int_t)i, &found) &&
            ka_expected_find(check->expected, i, &found, &id) &&
            (!other ||
             ka_expected_find(check->expected, (size_t)json_integer_value(json_object_get(other, "id")),
@@ -365,6 +434,7 @@ static void order_cases(struct ka_check *check)
     check->order = ka_calloc(count, sizeof(*check->order));
     check->batch = ka_calloc(count, sizeof(*check->batch));
     check->is_judged = ka_calloc(count, sizeof(*check->is_judged));
+    check->doubts = ka_calloc(count, sizeof(*check->doubts));
     for (size_t i = 0; i < count; i++) {
         size_t at = i;
         double size = ka_plan_size(json_object_get(json_array_get(check->cases, i), "dims"));

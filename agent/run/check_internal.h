@@ -10,6 +10,12 @@ struct ka_expected;
 struct ka_fan;
 struct ka_run_child;
 
+/* What of a case the oracle has to look at closer, or has, before it is judged for good. */
+struct ka_check_doubt {
+    bool own, other; /* itself, and the case that its questions are about */
+    bool asked;
+};
+
 struct ka_check {
     int64_t snapshot;
     char *pair_path, *pair; /* and its text */
@@ -20,11 +26,12 @@ struct ka_check {
     json_t *cases; /* of `expected` */
     struct ka_fan *candidate;
     struct ka_verdict *verdict;
-    size_t *shape_of; /* case number -> shape number of the verdict */
-    size_t *order;    /* case numbers, the cheapest first */
-    size_t upto;      /* of `order`: asked for. All are at once, unless --fail-fast */
-    bool *is_judged;  /* of `order` */
-    size_t *batch;    /* of `order`: being judged */
+    size_t *shape_of;              /* case number -> shape number of the verdict */
+    size_t *order;                 /* case numbers, the cheapest first */
+    size_t upto;                   /* of `order`: asked for. All are at once, unless --fail-fast */
+    bool *is_judged;               /* of `order` */
+    struct ka_check_doubt *doubts; /* of `order` */
+    size_t *batch;                 /* of `order`: being judged */
     size_t batch_count, judged;
     bool compiled;                   /* the candidate runs on a GPU */
     bool by_hand;                    /* it is a module that people wrote themselves */
@@ -66,6 +73,8 @@ void ka_check_sanitize(struct ka_run *run);
 
 /* On a thread, of a check that is `judging`: every case of its batch. */
 void ka_check_judge_batch(void *check);
+/* Case `at` of `order` was, and the oracle has to look closer first. */
+bool ka_check_is_doubted(const struct ka_check *check, size_t at);
 
 /* ---- check.c ---- */
 

@@ -18,6 +18,15 @@ static void not_judged(struct ka_verdict *verdict, const json_t *plan, size_t sh
         ka_verdict_skip(verdict, shape, why);
 }
 
+/* What a closer look at case `i` left, if there was one. */
+static void find_closer(struct ka_check *check, size_t i, struct ka_judged_case *one)
+{
+    struct ka_fan_found closer;
+    ka_expected_find_closer(check->expected, i, &closer);
+    one->closer_files = closer.files;
+    one->closer_id = json_integer_value(json_object_get(closer.entry, "id"));
+}
+
 /* The case that questions of `plan` are about; `*of` begins as a copy of the case that asks. NULL: none. */
 static const struct ka_judged_case *find_other(struct ka_check *check, const json_t *plan,
                                                struct ka_judged_case *of)
@@ -30,15 +39,18 @@ static const struct ka_judged_case *find_other(struct ka_check *check, const jso
     of->plan = other;
     of->oracle = oracle.entry;
     of->oracle_files = oracle.files;
+    find_closer(check, (size_t)json_integer_value(json_object_get(other, "id")), of);
     return of;
 }
 
-/* Case `at` of `order`; `verdict` is a part of the check's. */
+/* Case `at` of `order`; `verdict` is a part of the check's. What wants a closer look first is noted as the
+ * case's doubts. */
 static void judge_one(struct ka_check *check, size_t at, struct ka_verdict *verdict)
 {
     size_t i = check->order[at];
     json_t *plan = json_array_get(check->cases, i);
     struct ka_fan_found oracle, candidate;
+    struct ka_check_doubt *doubt = &check->doubts[at];
     KA_AUTO_BUF struct ka_buf label = {0};
     struct ka_err why;
     json_int_t id;
@@ -62,13 +74,23 @@ static void judge_one(struct ka_check *check, size_t at, struct ka_verdict *verd
         .compiled = check->compiled,
         .by_hand = check->by_hand,
         .place = &check->place,
+        .closer = doubt->asked,
     };
+    find_closer(check, i, &one);
     ka_kind_label(plan, &label);
     one.at = ka_verdict_case(verdict, check->shape_of[i], ka_buf_str(&label));
     struct ka_judged_case other = one;
     one.other = find_other(check, plan, &other);
     if (ka_judge_case(&one, (json_int_t)i, &why))
         not_judged(verdict, plan, check->shape_of[i], why.msg);
+    if (!doubt->asked)
+        *doubt = (struct ka_check_doubt){.own = one.doubted, .other = one.other_doubted};
+}
+
+bool ka_check_is_doubted(const struct ka_check *check, size_t at)
+{
+    const struct ka_check_doubt *doubt = &check->doubts[at];
+    return !doubt->asked && (doubt->own || doubt->other);
 }
 
 struct batch {
@@ -88,7 +110,11 @@ void ka_check_judge_batch(void *arg)
     struct ka_check *check = arg;
     struct batch batch = {check, ka_calloc(check->batch_count, sizeof(struct ka_verdict *))};
     ka_threads_run(check->batch_count, judge_nth, &batch);
-    for (size_t n = 0; n < check->batch_count; n++)
-        ka_verdict_join(check->verdict, batch.parts[n]);
+    for (size_t n = 0; n < check->batch_count; n++) {
+        if (ka_check_is_doubted(check, check->batch[n]))
+            ka_verdict_free(batch.parts[n]);
+        else
+            ka_verdict_join(check->verdict, batch.parts[n]);
+    }
     free(batch.parts);
 }

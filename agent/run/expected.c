@@ -17,9 +17,11 @@ struct offer {
 };
 
 struct source {
-    struct ka_fan *fan; /* NULL: not asked for yet */
-    json_int_t id;      /* of the case in the fan */
-    size_t users;       /* cases that are not judged yet and need it */
+    struct ka_fan *fan;    /* NULL: not asked for yet */
+    json_int_t id;         /* of the case in the fan */
+    size_t users;          /* cases that are not judged yet and need it */
+    struct ka_fan *closer; /* a closer look at this very case, which so many wait for; NULL: none */
+    size_t lookers;
 };
 
 struct ka_expected {
@@ -187,8 +189,10 @@ void ka_expected_free(struct ka_expected *expected)
 {
     if (!expected)
         return;
-    for (size_t i = 0; i < json_array_size(expected->cases); i++)
+    for (size_t i = 0; i < json_array_size(expected->cases); i++) {
         ka_fan_free(expected->sources[i].fan);
+        ka_fan_free(expected->sources[i].closer);
+    }
     for (size_t i = 0; i < expected->own_count; i++)
         ka_fan_free(expected->own[i]);
     json_decref(expected->cases);
@@ -227,6 +231,33 @@ void ka_expected_ask(struct ka_expected *expected, const size_t *list, size_t co
     }
 }
 
+void ka_expected_look_closer(struct ka_expected *expected, size_t i, ka_fan_fn changed, void *arg)
+{
+    struct source *source = &expected->sources[i];
+    if (source->lookers++)
+        return;
+    json_auto_t *one = json_pack("[O]", json_array_get(expected->cases, answered_by(expected, i)));
+    json_auto_t *told = ka_plan_for_oracle(one);
+    json_object_set_new(json_array_get(told, 0), "closer", json_true());
+    struct ka_fan_req req = {.operation = "oracle",
+                             .file = expected->run->work_forward,
+                             .what = "a closer look",
+                             .cases = told,
+                             .extra = json_pack("{s:b}", "fd", 0),
+                             .shapes = expected->run->shapes,
+                             .together = true};
+    source->closer = ka_fan_start(expected->run, &req, changed, arg);
+}
+
+void ka_expected_leave_closer(struct ka_expected *expected, size_t i)
+{
+    struct source *source = &expected->sources[i];
+    if (--source->lookers)
+        return;
+    ka_fan_free(source->closer);
+    source->closer = NULL;
+}
+
 /* ---- looking things up */
 
 bool ka_expected_find(const struct ka_expected *expected, size_t i, struct ka_fan_found *found,
@@ -235,6 +266,14 @@ bool ka_expected_find(const struct ka_expected *expected, size_t i, struct ka_fa
     const struct source *source = &expected->sources[answered_by(expected, i)];
     *id = source->id;
     return source->fan && ka_fan_find(source->fan, source->id, found);
+}
+
+bool ka_expected_find_closer(const struct ka_expected *expected, size_t i, struct ka_fan_found *found)
+{
+    struct ka_fan *closer = expected->sources[i].closer;
+    *found = (struct ka_fan_found){0};
+    return !closer || ka_fan_find(closer, (json_int_t)answered_by(expected, i), found) ||
+           ka_fan_ended(closer);
 }
 
 void ka_expected_release(struct ka_expected *expected, size_t i)
@@ -261,4 +300,7 @@ void ka_expected_stop(struct ka_expected *expected)
 {
     for (size_t i = 0; i < expected->own_count; i++)
         ka_fan_stop(expected->own[i]);
+    for (size_t i = 0; i < json_array_size(expected->cases); i++)
+        if (expected->sources[i].closer)
+            ka_fan_stop(expected->sources[i].closer);
 }

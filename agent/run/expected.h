@@ -32,6 +32,13 @@ void ka_expected_ask(struct ka_expected *expected, const size_t *list, size_t co
 /* False while it is not there. */
 bool ka_expected_find(const struct ka_expected *expected, size_t i, struct ka_fan_found *found,
                       json_int_t *id);
+/* Have the oracle look closer at case `i`, where a gradient is off by little: more draws of its rounding are
+ * wanted. `changed` runs when it has. Whoever asked has to leave, and the last one's leaving removes what there
+ * is. */
+void ka_expected_look_closer(struct ka_expected *expected, size_t i, ka_fan_fn changed, void *arg);
+void ka_expected_leave_closer(struct ka_expected *expected, size_t i);
+/* False while it looks. `found` is empty where it was not asked, or could not. */
+bool ka_expected_find_closer(const struct ka_expected *expected, size_t i, struct ka_fan_found *found);
 /* Case `i` is judged, and no case that is not has to do with it: its files may go. */
 void ka_expected_release(struct ka_expected *expected, size_t i);
 /* The first part that ended so; NULL: none. */

@@ -17,10 +17,12 @@
 #include "cases.h"
 #include "sandbox/compare.h"
 
-#define POWER_ROOM 8               /* what is in between may be so much larger than the gradient */
-#define LINEAR_LIMITS 3            /* three gradients, each as far off as one may be */
-#define NAMED_MAX 8                /* items of one list */
-#define NOOP_SHARE (1 / 16.0)      /* of a gradient that may be there by chance without its kernels */
+#define POWER_ROOM 8          /* what is in between may be so much larger than the gradient */
+#define LINEAR_LIMITS 3       /* three gradients, each as far off as one may be */
+#define NAMED_MAX 8           /* items of one list */
+#define NOOP_SHARE (1 / 16.0) /* of a gradient that may be there by chance without its kernels */
+#define DOUBT_TIMES 4         /* a few draws of rounding may be so far from what it can be, of a whole, */
+#define DOUBT_PART_TIMES 16   /* and of a part */
 #define SAME_RUN ((size_t)1 << 20) /* elements that one thread looks at in turn */
 #define ZERO_FLOORS                                                                                          \
     100.0 /* a zero gradient may keep rounding of so many floors of the dtype, per unit of upstream, */
@@ -34,11 +36,20 @@ struct gradient {
     struct ka_diff diff; /* of the candidate's `grad` */
 };
 
+/* Gradients that are off. */
+struct doubts {
+    bool little, other; /* of this case, of the other one, by little; */
+    bool much;          /* of either */
+};
+
 struct judging {
     const struct ka_judged_case *of;
     const struct ka_tensors *expected, *found;
-    struct gradient *grads; /* those that the case wants */
+    const struct ka_tensors *closer; /* NULL: nobody has looked */
+    struct gradient *grads;          /* those that the case wants */
     size_t count;
+    bool is_other;         /* it is the other case of the one that is judged */
+    struct doubts *doubts; /* NULL: of no use any more */
 };
 
 /* More draws of base's rounding, where the oracle made them. */
@@ -75,7 +86,8 @@ static int settle_tolerance(const struct judging *j, struct gradient *g)
         g->tolerance.upstream_norm;
     int rc =
         ka_tolerance_widen(&g->tolerance, ka_tensors_find_part(j->expected, "jitter", g->name), want, NULL);
-    return rc ? rc : take_nearby(&g->tolerance, j->expected, g->name);
+    rc = rc ? rc : take_nearby(&g->tolerance, j->expected, g->name);
+    return rc || !j->closer ? rc : take_nearby(&g->tolerance, j->closer, g->name);
 }
 
 /* Candidate's `part` of a gradient against the oracle's. */
@@ -116,6 +128,25 @@ static bool is_wanted(const json_t *plan, const char *name)
     return !needs || ka_has_text(needs, name);
 }
 
+/* What rounding leaves is known from a few draws of it: a gradient that is off by little more may be another
+ * one. */
+static bool is_doubtful(const struct ka_diff *diff)
+{
+    if (diff->reason == KA_DIFF_PART)
+        return diff->part.error <= DOUBT_PART_TIMES * diff->part.limit;
+    return diff->reason == KA_DIFF_NORM && diff->error <= DOUBT_TIMES * diff->limit;
+}
+
+static void note_doubt(const struct judging *j, const struct ka_diff *diff)
+{
+    struct doubts *doubts = j->doubts;
+    if (diff->pass || !doubts)
+        return;
+    bool little = is_doubtful(diff);
+    doubts->much = doubts->much || !little;
+    *(j->is_other ? &doubts->other : &doubts->little) |= little;
+}
+
 /* Every gradient that the case wants, of the candidate's `part`, told as case `at` of the verdict. Of "grad"
  * what else is asked of the case looks at this. */
 static int judge_gradients(struct judging *j, const char *part, size_t at)
@@ -134,8 +165,10 @@ static int judge_gradients(struct judging *j, const char *part, size_t at)
         g->name = name;
         rc = settle_tolerance(j, g);
         rc = rc ? rc : compare_gradient(j, part, g, &g->diff);
-        if (rc == 0)
+        if (rc == 0) {
+            note_doubt(j, &g->diff);
             tell_gradient(j, at, g, &g->diff);
+        }
     }
     return rc;
 }
@@ -185,10 +218,21 @@ static int judge_again(const struct judging *j, const char *part, size_t at)
     for (size_t i = 0; i < j->count && rc == 0; i++) {
         struct ka_diff diff;
         rc = compare_gradient(j, part, &j->grads[i], &diff);
-        if (rc == 0)
+        if (rc == 0) {
+            note_doubt(j, &diff);
             tell_gradient(j, at, &j->grads[i], &diff);
+        }
     }
     return rc;
+}
+
+/* NULL: nobody looked, or what that would have said is not known. */
+static struct ka_tensors *open_closer(const struct ka_judged_case *one)
+{
+    struct ka_tensors *closer = NULL;
+    if (one->closer_files && ka_case_open(one->closer_files, one->closer_id, &closer, NULL))
+        closer = NULL;
+    return closer;
 }
 
 /* `part` and, unless it is NULL, outputs `out` against what is expected of the other case. Without its
@@ -200,11 +244,18 @@ static int judge_other(const struct judging *j, const char *part, const char *ou
     if (!other || !other->oracle || !json_is_true(json_object_get(other->oracle, "ok")) ||
         ka_case_open(other->oracle_files, other->oracle_id, &expected, NULL))
         return 0;
-    struct judging k = {.of = other, .expected = expected, .found = j->found};
+    struct ka_tensors *closer = open_closer(other);
+    struct judging k = {.of = other,
+                        .expected = expected,
+                        .found = j->found,
+                        .closer = closer,
+                        .is_other = true,
+                        .doubts = j->doubts};
     int rc = judge_gradients(&k, part, at);
     if (rc == 0 && out)
         rc = judge_outputs(&k, out, at);
     free(k.grads);
+    ka_tensors_free(closer);
     ka_tensors_free(expected);
     return rc;
 }
@@ -612,7 +663,7 @@ static void skip_empty(const struct ka_judged_case *one)
 
 int ka_judge_case(struct ka_judged_case *one, json_int_t id, struct ka_err *why)
 {
-    struct ka_tensors *expected = NULL, *found = NULL;
+    struct ka_tensors *expected = NULL, *found = NULL, *closer = NULL;
     int rc = -ENODATA;
     if (!one->oracle || !json_is_true(json_object_get(one->oracle, "ok"))) {
         ka_case_error(one->oracle, why);
@@ -639,13 +690,22 @@ int ka_judge_case(struct ka_judged_case *one, json_int_t id, struct ka_err *why)
         ka_verdict_fail(one->verdict, one->at, "unreadable", err.msg);
         goto out;
     }
-    struct judging j = {.of = one, .expected = expected, .found = found};
+    closer = open_closer(one);
+    struct doubts doubts = {0};
+    struct judging j = {.of = one,
+                        .expected = expected,
+                        .found = found,
+                        .closer = closer,
+                        .doubts = one->closer ? NULL : &doubts};
     if (judge_outputs(&j, "out", one->at) || judge_gradients(&j, "grad", one->at) || judge_questions(&j))
         rc = ka_fail(why, -EINVAL, "the oracle's tensors are unusable");
     else
         judge_conduct(&j);
     free(j.grads);
+    one->doubted = doubts.little && !doubts.much;
+    one->other_doubted = doubts.other && !doubts.much;
 out:
+    ka_tensors_free(closer);
     ka_tensors_free(expected);
     ka_tensors_free(found);
     return rc;

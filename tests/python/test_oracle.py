@@ -62,7 +62,7 @@ def run_case(path: Path, scratch: Path, **fields: Any) -> tuple[dict[str, Any], 
     """One case of the file's first shape; `case` and request fields may be overridden."""
     upstream = fields.pop("upstream", {"kind": "normal", "seed": 9})
     dims = fields.pop("dims", None) or forward.load(path).sweep[0].dims
-    varied = {name: fields.pop(name) for name in ("layouts", "values") if name in fields}
+    varied = {name: fields.pop(name) for name in ("layouts", "values", "closer") if name in fields}
     request = {"file": str(path), "device": "cpu", "target": "sm_90", "dtype": None, "fd": False} | fields
     request["cases"] = [{"id": 0, "dims": dims, "seed": 5, "upstream": upstream} | varied]
     (case,) = oracle.run(request, scratch)["cases"]
@@ -138,6 +138,32 @@ def test_gradient_of_few_elements__is_made_at_inputs_close_by_too(
         assert 0 < relative(exact, found["grad/x"]) < 256 * eps  # elsewhere, but not far
         assert relative(rounded, exact) < 2 * eps  # both at the same inputs, which float32 holds
     assert len({tuple(exact.tolist()) for exact in near}) == 6
+
+
+def test_closer__gives_draws_of_large_gradients_in_which_frozen_inputs_move_too(write, tmp_path):
+    """y = w * x: the gradient of x is w times the upstream, and nothing but w can move it."""
+    source = HEAD.replace("return (torch.randn(", "return (torch.randn(dims['N'], dtype=dtype), torch.randn(")
+    body = "y = torch.empty_like(x)\nmul_kernel[(triton.cdiv(x.numel(), 1024),)](x, w, y, x.numel(), BLOCK=1024)\nreturn y"
+    kernel = (
+        "@triton.jit\ndef mul_kernel(x_ptr, w_ptr, y_ptr, n, BLOCK: tl.constexpr):\n"
+        "    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)\n"
+        "    w = tl.load(w_ptr + at, mask=at < n)\n"
+        "    tl.store(y_ptr + at, tl.load(x_ptr + at, mask=at < n) * w, mask=at < n)\n\n\n"
+    )
+    lines = "\n".join("    " + line for line in body.splitlines())
+    file = write(source + kernel + f"@autodiff(inputs_require_grad=(0,))\ndef stub(x, w):\n{lines}\n")
+    dims = {"N": oracle.NEARBY_ELEMENTS + 5}
+    _, plain = run_case(file, tmp_path, dims=dims)
+    case, found = run_case(file, tmp_path, dims=dims, closer=True)
+    assert not any(name.startswith("near") for name in plain), "of large gradients only when it is asked for"
+    assert case["ok"] and set(found) == {
+        f"{part}/{at}/x" for part in ("near", "near_base") for at in range(oracle.CLOSER_DRAWS)
+    }
+    draws = [found[f"near/{at}/x"] for at in range(oracle.CLOSER_DRAWS)]
+    for at, near in enumerate(draws):
+        off = relative(near, plain["grad/x"])
+        assert 1e-7 < off < 64 * 2**-23 and not any(torch.equal(near, other) for other in draws[:at])
+        assert relative(found[f"near_base/{at}/x"], near) < 1e-7
 
 
 # What is computed in lanes that tl.where then discards, and the derivative elsewhere.

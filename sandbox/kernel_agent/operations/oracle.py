@@ -40,6 +40,8 @@ NEARBY_DRAWS = 6
 KINK = 1e-3  # of a gradient's norm: it moves by less where inputs move by a part in 1e10,
 NOISE = 1e-6  # or by so much of the upstream's, where it is zero
 NEARBY_REACH = 64.0  # units in the last place: other rounding errors, the same conditions
+CLOSER_DRAWS = 8  # where a gradient is off by little, of any size,
+CLOSER_BYTES = 2 << 30  # but not more than fit into so much
 
 
 def run(request: dict[str, Any], scratch: Path) -> dict[str, Any]:
@@ -177,6 +179,7 @@ class Case:
         self.upstream = case["upstream"]
         self.varied = vary.Varied.of(case)
         self.scalar: dict[str, Any] | None = case.get("scalar")
+        self.closer = bool(case.get("closer"))
         self.masked = False  # see differentiate()
         self.dtype = dtype
         self.taken: dict[str, str] = {}  # why a layout alone is not, "" where it is: found out once a process
@@ -188,6 +191,8 @@ class Case:
         recording = self.record(self.dtype)
         self.require_taken(recording)
         self.require_room(recording)
+        if self.closer:
+            return self.store(scratch, self.look_closer(recording))
         made = {f"fwd/{output.index}": output.value for output in recording.outputs if is_tensor(output)}
         exact, kinks, gradients = self.differentiate(recording)
         made |= {f"out/{at}": exact.value(ref).detach().double() for at, ref in recording.refs.items()}
@@ -217,12 +222,16 @@ class Case:
                 result["reference_error"] = problem
         if fd:
             result["fd"] = finite_differences(self)
+        return result | self.store(scratch, made)
+
+    def store(self, scratch: Path, made: dict[str, torch.Tensor]) -> dict[str, Any]:
+        """The case's file, of what is judged of each gradient."""
         judged = self.varied.judged()
         if judged:
             made = {name: judged(v) if is_gradient(name) else v for name, v in made.items()}
         file = f"case-{self.id}.safetensors"
         tensors.save(scratch / file, {name: storable(tensor) for name, tensor in made.items()})
-        return result | {"file": file, "bytes": (scratch / file).stat().st_size}
+        return {"file": file, "bytes": (scratch / file).stat().st_size}
 
     def require_fair(self) -> None:
         """Raises what run() would raise of a case of this kind."""
@@ -266,6 +275,7 @@ class Case:
         with recorder, forward.launch_intercept(recorder.on_launch):
             returned = self.call(bound)
         self.require_kept(wanted, before)
+        recorder.note_frozen(value for value in bound.values() if isinstance(value, torch.Tensor))
         outputs = draw.differentiable_outputs(returned, bound)
         refs = {output.index: recorder.ref(output.value) for output in outputs if is_tensor(output)}
         recording = Recording(bound, names, outputs, refs, recorder)
@@ -491,16 +501,27 @@ class Case:
         terms cancel, and would then set a standard that no honest kernel keeps.
         """
         size = sum(value.numel() for value in draw.grad_inputs(self.fwd, recording.bound).values())
+        few = [name for name in recording.wanted if size <= NEARBY_ELEMENTS and hangs_on_few(name, found)]
+        return self.draws(recording, few, range(NEARBY_DRAWS))
+
+    def look_closer(self, recording: Recording) -> dict[str, torch.Tensor]:
+        """More of the same of every gradient, of any size, where one was found to be off by little."""
+        exact, _, gradients = self.differentiate(recording)
+        exact.release()
+        size = sum(grad.numel() for grad in gradients.values())
+        room = CLOSER_BYTES // max(1, size * (torch.float64.itemsize + torch.float32.itemsize))
+        draws = min(CLOSER_DRAWS, max(1, room))
+        return self.draws(recording, list(gradients), range(NEARBY_DRAWS, NEARBY_DRAWS + draws))
+
+    def draws(self, recording: Recording, names: list[str], which: range) -> dict[str, torch.Tensor]:
+        """Exact and same-dtype gradients of `names` at inputs close by, `near/<k>` and `near_base/<k>`."""
         made: dict[str, torch.Tensor] = {}
-        if size > NEARBY_ELEMENTS:
-            return made
-        few = [name for name in recording.wanted if hangs_on_few(name, found)]
-        for at in range(NEARBY_DRAWS if few else 0):
+        for at, place in enumerate(which if names else ()):
             for part, precision in (("near", EXACT), ("near_base", NATIVE)):
-                moved = self.replay(recording, precision, self.seed + 1 + at, NEARBY_REACH)
+                moved = self.replay(recording, precision, self.seed + 1 + place, NEARBY_REACH)
                 gradients = self.gradients(moved, recording)
                 moved.release()
-                for name in few:
+                for name in names:
                     dtype = torch.float64 if precision == EXACT else recording.wanted[name].dtype
                     made[f"{part}/{at}/{name}"] = gradients[name].to(dtype)
         return made

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
@@ -98,6 +98,7 @@ class Tape:
     entries: list[Constant | Operation | KernelLaunch] = field(default_factory=list)
     alive: dict[int, torch.UntypedStorage] = field(default_factory=dict)
     inputs: set[int] = field(default_factory=set)
+    frozen: set[int] = field(default_factory=set)  # floating ones that want no gradient
     one_by_one: list[bool] | None = None  # what the first evaluation found of each launch; None before
     met: list[bool] | None = None  # and of each store: whether lanes met at one address
 
@@ -141,6 +142,11 @@ class Recorder(Mode):
         if key not in self.tape.alive:
             self._constant(tensor)
         return self._ref(tensor, key)
+
+    def note_frozen(self, tensors: Iterable[torch.Tensor]) -> None:
+        """After the call: of what it was given, the floating tensors that want no gradient."""
+        keys = {self._key(tensor) for tensor in tensors if tensor.is_floating_point()}
+        self.tape.frozen = (keys & set(self.tape.alive)) - self.tape.inputs
 
     def on_launch(self, launch: Any) -> Any:
         """Note a kernel launch (forward.Launch), then run it for real."""

@@ -37,8 +37,9 @@ class Replay:
 
     With `jitter` (a seed) every floating input is first moved by up to `reach` units in the last place of its
     dtype, to a value of that dtype. One unit: how far the gradients then move is what no kernel that computes
-    in that dtype can resolve. Many: the same computation with other rounding errors. None at all (0): far
-    less than a unit, in float64, and away from zero: what was equal no longer is.
+    in that dtype can resolve. Many: the same computation with other rounding errors, of which what wants no
+    gradient has its share, so it moves too. None at all (0): far less than a unit, in float64, and away from
+    zero: what was equal no longer is.
 
     `masked`: see Masked. `kinks` notes, or decides, the comparisons of floats (kinks.py).
     """
@@ -132,6 +133,8 @@ class Replay:
             if self.jitter is not None:
                 flat = self._moved(flat, entry.dtype)
             self.leaves[entry.key] = flat.requires_grad_()
+        elif self.jitter is not None and self.reach > 1 and entry.key in self.tape.frozen - self.cells.keys():
+            flat = self._moved(flat, entry.dtype)
         self._set(entry.key, flat, entry.dtype, entry.base)
 
     def _moved(self, flat: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

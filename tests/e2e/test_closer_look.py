@@ -1,0 +1,113 @@
+"""A gradient that is off by little more than what is known of rounding: more draws of it decide.
+
+Every second row's gate is 1e-4, left of two terms that cancel, and nothing but its rounding is in the row's
+gradient. What the forward says is one draw of that, a backward with the same sum in another order is another:
+where the first is right by luck the second looks wrong.
+"""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+from conftest import Agent
+
+PAIR = """
+import torch
+import triton
+import triton.language as tl
+
+
+def autodiff(inputs_require_grad=()):
+    return lambda stub: stub
+
+
+@triton.jit
+def tile(M, C, ROWS: tl.constexpr, COLS: tl.constexpr):
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    cols = tl.arange(0, COLS)
+    return rows, rows[:, None] * C + cols[None, :], (rows[:, None] < M) & (cols[None, :] < C)
+
+
+@triton.jit
+def gate_kernel(x_ptr, a_ptr, y_ptr, M, C, ROWS: tl.constexpr, COLS: tl.constexpr):
+    rows, offs, mask = tile(M, C, ROWS, COLS)
+    gate = tl.sigmoid(tl.load(a_ptr + rows, mask=rows < M, other=0.0)) * 1.2 - 0.1
+    x = tl.load(x_ptr + offs, mask=mask, other=0.0)
+    tl.store(y_ptr + offs, x * gate[:, None], mask=mask)
+
+
+@autodiff(inputs_require_grad=(0,))
+def gated(x, a):
+    y = torch.empty_like(x)
+    M, C = x.shape
+    gate_kernel[(triton.cdiv(M, 16),)](x, a, y, M, C, ROWS=16, COLS=triton.next_power_of_2(C))
+    return y
+
+
+SWEEP = SWEEP_CPU = [{"M": 300, "C": 320}]
+
+
+def make_args(dims, device="cuda", dtype=torch.float32):
+    a = torch.randn(dims["M"], device=device, dtype=dtype)
+    a[::2] = 1e-3 * a[::2] - 2.3978952727983707
+    return torch.randn(dims["M"], dims["C"], device=device, dtype=dtype), a
+
+
+# ---- backward ----
+
+
+@triton.jit
+def gate_bwd_kernel(a_ptr, dy_ptr, dx_ptr, M, C, ROWS: tl.constexpr, COLS: tl.constexpr):
+    rows, offs, mask = tile(M, C, ROWS, COLS)
+    gate = 1.2 / (1 + tl.exp(-tl.load(a_ptr + rows, mask=rows < M, other=0.0))) - 0.1
+    dy = tl.load(dy_ptr + offs, mask=mask, other=0.0)
+    tl.store(dx_ptr + offs, dy * gate[:, None], mask=mask)
+
+
+class Gated(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, a):
+        ctx.save_for_backward(x, a)
+        return gated(x, a)
+
+    @staticmethod
+    def backward(ctx, dy):
+        x, a = ctx.saved_tensors
+        dx, (M, C) = torch.empty_like(x), x.shape
+        COLS = triton.next_power_of_2(C)
+        gate_bwd_kernel[(triton.cdiv(M, 16),)](a, dy.contiguous(), dx, M, C, ROWS=16, COLS=COLS)
+        return dx, None
+
+
+def gated_autograd(x, a):
+    return Gated.apply(x, a)
+"""
+
+
+def check(agent: Agent, pair: str) -> subprocess.CompletedProcess[str]:
+    file = agent.folder / "gated.py"
+    file.write_text(pair)
+    command = agent.command("check", file, "--log-level", "debug")
+    return subprocess.run(
+        command, cwd=agent.folder, env=agent.env, capture_output=True, text=True, check=False
+    )
+
+
+def test_check__rounding_that_cancellation_magnifies__is_looked_at_closer_and_verified(agent: Agent):
+    done = check(agent, PAIR)
+    assert done.returncode == 0, done.stdout
+    assert "off by little: a closer look" in done.stderr, (
+        "the first look settled all: the test proves nothing"
+    )
+
+
+@pytest.mark.parametrize("off", ["2e-7", "-2e-7"])
+def test_check__gate_that_is_off_by_more_than_its_rounding__stays_wrong(agent: Agent, off: str):
+    """On the whole it is off by a part in a million, and the closer look has no more to say for it."""
+    done = check(
+        agent, PAIR.replace("mask=rows < M, other=0.0))) - 0.1", f"mask=rows < M, other=0.0))) - 0.1 + {off}")
+    )
+    assert done.returncode == 4, done.stdout
+    assert "wrong in some places" in done.stdout
+    assert "off by little: a closer look" in done.stderr
