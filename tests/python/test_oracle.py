@@ -143,7 +143,10 @@ def test_gradient_of_few_elements__is_made_at_inputs_close_by_too(
 def test_closer__gives_draws_of_large_gradients_in_which_frozen_inputs_move_too(write, tmp_path):
     """y = w * x: the gradient of x is w times the upstream, and nothing but w can move it."""
     source = HEAD.replace("return (torch.randn(", "return (torch.randn(dims['N'], dtype=dtype), torch.randn(")
-    body = "y = torch.empty_like(x)\nmul_kernel[(triton.cdiv(x.numel(), 1024),)](x, w, y, x.numel(), BLOCK=1024)\nreturn y"
+    body = (
+        "y = torch.empty_like(x)\n"
+        "mul_kernel[(triton.cdiv(x.numel(), 1024),)](x, w, y, x.numel(), BLOCK=1024)\nreturn y"
+    )
     kernel = (
         "@triton.jit\ndef mul_kernel(x_ptr, w_ptr, y_ptr, n, BLOCK: tl.constexpr):\n"
         "    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)\n"
