@@ -33,8 +33,7 @@ void ka_expected_ask(struct ka_expected *expected, const size_t *list, size_t co
 bool ka_expected_find(const struct ka_expected *expected, size_t i, struct ka_fan_found *found,
                       json_int_t *id);
 /* Have the oracle look closer at case `i`, where a gradient is off by little: more draws of its rounding are
- * wanted. `changed` runs when it has. Whoever asked has to leave, and the last one's leaving removes what there
- * is. */
+ * wanted. `changed` runs when it has. Whoever asked has to leave; with the last one what it left goes. */
 void ka_expected_look_closer(struct ka_expected *expected, size_t i, ka_fan_fn changed, void *arg);
 void ka_expected_leave_closer(struct ka_expected *expected, size_t i);
 /* False while it looks. `found` is empty where it was not asked, or could not. */
