@@ -89,7 +89,7 @@ def small(entry: Entry) -> Entry:
     made["error"] = max((g["error"] or 0 for g in entry.get("gradients", [])), default=None)
     if entry["verdict"] != "verified":
         why = entry.get("failures") or (entry.get("error") or {}).get("message")
-        why = why or shapes.get("skipped") or entry.get("stderr") or ""
+        why = why or shapes.get("skipped") or entry.get("stderr", "")[-REASON_MAX:]
         made["reason"] = reason(why if isinstance(why, str) else json.dumps(why))
     return made
 
