@@ -110,7 +110,7 @@ int ka_child_turns_open(struct child *c, struct ka_err *err);
 void ka_child_turns_listen(struct child *c);
 /* Let go on who may have a card alone now. */
 void ka_child_give_turns(struct ka_children *cs);
-/* One that would have asked for turns is to have its card alone at once: it is in the queue again, and true. */
+/* True: this would have asked for turns, and is in the queue again, to have its card alone from its start. */
 bool ka_child_alone_from_start(struct child *c);
 /* Look at the cards now and then, as long as a child is there or waits. */
 void ka_child_watch_cards(struct ka_children *cs);

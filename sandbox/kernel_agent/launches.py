@@ -170,7 +170,7 @@ class _State:
     turn: int = 0  # which configuration an autotuner takes, of those left by its pruning
     every: bool = False  # on a GPU, the first time it chooses, an autotuner runs every configuration
     measured: bool = False  # on a GPU, an autotuner chooses as it does for its user
-    tuned: list[Autotuner] = field(default_factory=list)  # those that did
+    tuned: set[Autotuner] = field(default_factory=set)  # those that did
 
 
 _state = _State()
@@ -234,7 +234,7 @@ def tuning_anew() -> Iterator[None]:
     try:
         yield
     finally:
-        _state.tuned = []
+        _state.tuned = set()
 
 
 def benchmarking() -> bool:
@@ -301,8 +301,7 @@ def _install() -> None:
 
     def autotuner_bench(self: Autotuner, *args: Any, **kwargs: Any) -> Any:
         if _state.measured:
-            if self not in _state.tuned:
-                _state.tuned.append(self)
+            _state.tuned.add(self)
             return originals.autotuner_bench(self, *args, **kwargs)
         if _state.mode != "cuda":  # of a class of its own, which has another run()
             return _unmeasured(self, kwargs["config"])

@@ -3,8 +3,8 @@
 FD is a SOCK_SEQPACKET socket to the daemon, LIBRARY is libka_jail.so, which puts the layers on in the child.
 
     daemon -> zygote   "twin"   before all else, with a descriptor: the channel of a process like this one
-                       id NUL option NUL option ... "--" NUL python   with descriptors: stdout, stderr, report,
-                                                                      and stdin where it is not /dev/null
+                       id NUL option NUL option ... "--" NUL python   with descriptors: stdout, stderr, report
+                                                                      and, where it is not empty, stdin
     zygote -> daemon   "ready"
                        "started ID PID"    with a pidfd: deadlines are the daemon's, not ours
                        "ended ID STATUS"   the wait status, once the child and all below it are gone

@@ -1,5 +1,5 @@
-/* Children that come from the real zygote, with a child module that runs the request in a shell; and cards for
- * them. */
+/* Children that come from the real zygote, with a child module that runs the request in a shell; and cards
+ * for them. */
 #ifndef KA_TEST_ZYGOTE_FIXTURE_H
 #define KA_TEST_ZYGOTE_FIXTURE_H
 
