@@ -26,8 +26,9 @@ static bool is_timed(const struct fixture *f)
 
 static void run_until_timed(struct fixture *f, bool timed)
 {
-    while (is_timed(f) != timed)
-        uv_run(ka_loop_uv(f->loop), UV_RUN_ONCE);
+    for (int i = 0; i < 1000 && is_timed(f) != timed; i++)
+        run_for(f, 20);
+    assert_true(is_timed(f) == timed);
 }
 
 static bool enters(struct ka_cards *cards)
@@ -228,6 +229,10 @@ static void child__without_a_zygote__begins_when_it_has_the_card_alone(void **st
     struct fixture *f = need_jail(state);
     struct ka_cards *others = NULL;
     struct seen s = {0};
+#ifdef __SANITIZE_ADDRESS__
+    print_message("ka-jail with a sanitizer has no profile for GPUs: skipped\n");
+    skip();
+#endif
     assert_int_equal(setenv("XDG_RUNTIME_DIR", f->dir, 1), 0);
     assert_int_equal(ka_cards_new("0", 4, &f->cards, NULL), 0);
     assert_int_equal(ka_cards_new("0", 4, &others, NULL), 0);
