@@ -12,7 +12,7 @@
 #include "cards.h"
 
 #define LOOK_MS 50          /* whether somebody wants a card alone: nobody tells */
-#define LONG_NS 3000000000u /* people are told of a wait that takes longer */
+#define LONG_NS 5000000000u /* people are told of a wait that takes longer */
 
 /* docs/protocol.md, "Turns": the child's two words, and ours. */
 enum { ASKS = '?', IS_THROUGH = '.', BEGINS = '!' };

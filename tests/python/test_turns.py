@@ -13,6 +13,7 @@ import threading
 import time
 
 import pytest
+import torch
 import triton
 from fake_gpu import Gpu as FakeGpu
 from kernel_agent import launches
@@ -173,6 +174,26 @@ def test_race__of_which_one_shape_fails__times_the_other(write, tmp_path):
     failed, timed = bench(write(SCALE_PAIR), tmp_path, turns, cases=cases, rival=None)
     assert (failed["id"], failed["ok"], timed["id"], timed["ok"]) == (7, False, 1, True)
     assert turns.log == [*READY, "alone", *TIMED, "through"]
+
+
+@pytest.mark.parametrize("method", ["warm", "peak", "capture"])
+def test_race__whose_shapes_together_are_too_much__has_a_turn_for_what_was(write, tmp_path, method):
+    turns = Told()
+    gpu = Watched(turns.log)
+    honest, calls = getattr(gpu, method), []
+
+    def full(*given):
+        calls.append(given)
+        if len(calls) == 3:  # the second shape is there, too
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return honest(*given)
+
+    setattr(gpu, method, full)
+    request = {"file": str(write(SCALE_PAIR)), "device": "cuda", "cases": [*TWO, {**TWO[1], "id": 2}]}
+    cases = benchmark.run(request | {"seconds": 0, "rival": None}, tmp_path, gpu, turns)["cases"]
+    assert [(case["id"], case["ok"]) for case in cases] == [(0, True), (1, True), (2, True)]
+    assert all(case["subjects"][0]["no_graph"] is None for case in cases)
+    assert turns.log.count("alone") == 2
 
 
 def test_bench__that_has_nothing_to_time__asks_for_nothing(write, tmp_path):

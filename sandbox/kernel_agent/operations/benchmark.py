@@ -74,16 +74,21 @@ def run(
         min(ROUNDS_MOST, VALUES_MOST // _VALUES_A_ROUND // count),
     )
     # A race is over in seconds, and waiting for a turn takes one: all its shapes have the same.
-    batches = [asked] if races and turns.shared else [[case] for case in asked]
-    cases: list[dict[str, Any]] = []
+    together = races and turns.shared
+    waiting = [list(range(len(asked)))] if together else [[at] for at in range(len(asked))]
+    cases: list[dict[str, Any]] = [{} for _ in asked]
     compiles = True  # until that took too long
-    for batch in batches:
-        benches = [Bench(fwd, gpu, case, passes, request.get("dtype")) for case in batch]
+    while waiting:
+        batch = waiting.pop(0)
+        benches = [Bench(fwd, gpu, asked[at], passes, request.get("dtype")) for at in batch]
         for bench in benches:
             with bench.failing():
                 bench.warm(beside(entry, rival) if races else subjects_of(fwd, entry, gpu, compiles))
             compiles = compiles and not any(subject.endless for subject in bench.subjects)
-        cases += take_turns(benches, turns, pace)
+        for at, made in zip(batch, take_turns(benches, turns, pace), strict=True):
+            cases[at] = made
+            if len(batch) > 1 and _ran_out(made):  # beside the other shapes
+                waiting.append([at])
         del bench, benches
         gpu.release()  # also the memory of graphs
     return {"entry": entry.__name__, "cases": cases}
@@ -115,6 +120,11 @@ def take_turns(benches: list[Bench], turns: Turns, pace: Pace) -> list[dict[str,
                 with bench.failing():
                     bench.time_all(pace)
     return [bench.result() for bench in benches]
+
+
+def _ran_out(made: dict[str, Any]) -> bool:
+    """Whether memory was missing for a shape, or for one of its subjects."""
+    return any(one.get("out_of_memory") for one in (made.get("error", {}), *made.get("subjects", ())))
 
 
 def _error(exc: BaseException, fwd: Forward) -> Unusable:
