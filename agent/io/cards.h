@@ -44,7 +44,8 @@ void ka_cards_leave(struct ka_cards *cards, size_t card);
 void ka_cards_leave_alone(struct ka_cards *cards, size_t card, bool began);
 
 /* A child at work asks for the card alone, for as long as it times: the caller has stopped it, and it is no
- * longer one of those at work, but keeps its place among the children. */
+ * longer one of those at work, but keeps its place among the children. Nobody waits for it, so that no two
+ * can wait for each other: where another process wants the card empty, it has that with this one's memory. */
 void ka_cards_turn_ask(struct ka_cards *cards, size_t card);
 /* Its turn, under the conditions of ka_cards_enter_alone(). It may go on. */
 bool ka_cards_turn_begin(struct ka_cards *cards, size_t card, bool *elsewhere);

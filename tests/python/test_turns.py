@@ -202,11 +202,23 @@ def test_bench__that_has_nothing_to_time__asks_for_nothing(write, tmp_path):
     assert not case["ok"] and turns.log == []
 
 
-def test_peer__whose_memory_runs_out__says_so(write, tmp_path):
+def test_peer__whose_memory_runs_out_beside_others__says_so(write, tmp_path, monkeypatch):
     raising = PAIR.replace("return x * factor", "raise torch.OutOfMemoryError('CUDA out of memory')")
     (case,) = bench(write(raising), tmp_path, Told())
     found = {subject["name"]: subject.get("out_of_memory") for subject in case["subjects"]}
     assert found == {"ours": None, "eager": True, "compile": True, "baseline": None}
+    monkeypatch.setattr(FakeGpu, "crowded", lambda self: False)  # it would run out without the others too
+    (case,) = bench(write(raising), tmp_path, Told())
+    assert not any(subject.get("out_of_memory") for subject in case["subjects"])
+
+
+@pytest.mark.parametrize("crowded", [True, False])
+def test_ours__whose_memory_runs_out__may_have_what_others_hold(write, tmp_path, monkeypatch, crowded):
+    monkeypatch.setattr(FakeGpu, "crowded", lambda self: crowded)
+    raising = PAIR.replace("d_y = d_y.contiguous()", "raise torch.OutOfMemoryError('CUDA out of memory')")
+    (case,) = bench(write(raising), tmp_path, Told())
+    assert case["error"]["message"].startswith("the GPU ran out of memory")
+    assert bool(case["error"].get("out_of_memory")) == crowded
 
 
 def test_ceilings__are_sampled_in_one_turn_and_warm_before_it(write, tmp_path):

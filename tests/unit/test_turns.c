@@ -254,6 +254,34 @@ static void child__without_a_zygote__begins_when_it_has_the_card_alone(void **st
     ka_cards_free(others);
 }
 
+static void child__whose_zygote_cannot_start__begins_when_it_has_the_card_alone(void **state)
+{
+    struct ka_cards *others = NULL;
+    struct fixture *f = with_cards(state, &others);
+    struct seen s = {0}, cancelled = {0};
+    KA_AUTO_FREE char *folder = ka_path_join(f->package, "kernel_agent");
+    write_into(folder, "zygote.py", "raise SystemExit(9)\n", 20);
+    assert_true(enters(others));
+    start_this(f, asking(""), &s);
+    uint64_t op = start_this(f, asking(""), &cancelled);
+    for (int i = 0; i < 1000 && ka_children_queued(f->children) != 0; i++)
+        run_for(f, 1);
+    for (int i = 0; i < 1000 && ka_children_queued(f->children) != 2; i++)
+        run_for(f, 20);
+    assert_int_equal(ka_children_queued(f->children), 2); /* once more, alone */
+    run_for(f, 300);
+    assert_int_equal(s.calls, 0);
+    ka_child_cancel(f->children, op);
+    run_until(f, &cancelled);
+    assert_int_equal(cancelled.error, -ECANCELED);
+    ka_cards_leave(others, 0);
+    run_until(f, &s);
+#ifndef __SANITIZE_ADDRESS__ /* ka-jail with a sanitizer has no profile for GPUs */
+    assert_int_equal(s.error, 0);
+#endif
+    ka_cards_free(others);
+}
+
 static void child__that_shares_no_card__has_nobody_to_ask(void **state)
 {
     struct ka_cards *others = NULL;
@@ -278,6 +306,7 @@ int main(void)
         WITH_JAIL(child__that_says_what_is_not_due__has_no_more_turns),
         WITH_JAIL(child__that_has_its_card_alone_from_its_start__is_answered_at_once_and_keeps_it),
         WITH_JAIL(child__without_a_zygote__begins_when_it_has_the_card_alone),
+        WITH_JAIL(child__whose_zygote_cannot_start__begins_when_it_has_the_card_alone),
         WITH_JAIL(child__that_shares_no_card__has_nobody_to_ask),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -85,9 +85,9 @@ def run(
             with bench.failing():
                 bench.warm(beside(entry, rival) if races else subjects_of(fwd, entry, gpu, compiles))
             compiles = compiles and not any(subject.endless for subject in bench.subjects)
-        for at, made in zip(batch, take_turns(benches, turns, pace), strict=True):
+        for at, bench, made in zip(batch, benches, take_turns(benches, turns, pace), strict=True):
             cases[at] = made
-            if len(batch) > 1 and _ran_out(made):  # beside the other shapes
+            if len(batch) > 1 and bench.ran_out():  # beside the other shapes
                 waiting.append([at])
         del bench, benches
         gpu.release()  # also the memory of graphs
@@ -122,19 +122,6 @@ def take_turns(benches: list[Bench], turns: Turns, pace: Pace) -> list[dict[str,
     return [bench.result() for bench in benches]
 
 
-def _ran_out(made: dict[str, Any]) -> bool:
-    """Whether memory was missing for a shape, or for one of its subjects."""
-    return any(one.get("out_of_memory") for one in (made.get("error", {}), *made.get("subjects", ())))
-
-
-def _error(exc: BaseException, fwd: Forward) -> Unusable:
-    error = wrap("candidate_raised", "", exc, [fwd.path])
-    full = budget.out_of_memory(exc)
-    if full is not None:
-        error.message, error.out_of_memory = f"{full}: {error.message}", True
-    return error
-
-
 @dataclass
 class Subject:
     """One of those that are timed; `missing` is why it is not."""
@@ -143,7 +130,8 @@ class Subject:
     function: Callable[..., Any] | None
     missing: str | None = None
     endless: bool = False  # it took too long to compile
-    full: bool = False  # what it is missing for is memory of the device
+    full: bool = False  # what it is missing, or has no graph, for is memory of the device
+    crowded: bool = False  # of which others held a good part
     spent: float = 0.0  # seconds of its turns
     call: Call | None = None  # the first one
     graphs: Graphs | None = None
@@ -169,7 +157,7 @@ class Subject:
         }
 
     def _memory(self) -> dict[str, bool]:
-        return {"out_of_memory": True} if self.full else {}
+        return {"out_of_memory": True} if self.full and self.crowded else {}
 
 
 def subjects_of(fwd: Forward, entry: Callable[..., Any], gpu: Gpu, compiles: bool = True) -> list[Subject]:
@@ -303,14 +291,23 @@ class Bench:
         self.subjects: list[Subject] = []
         self.rounds = 0
         self.error: Unusable | None = None
+        self.full = False  # its cause is memory of the device
 
     @contextlib.contextmanager
     def failing(self) -> Iterator[None]:
         try:
             yield
         except (Exception, SystemExit) as exc:  # noqa: BLE001 (one case fails, the others go on)
-            self.error = self.error or _error(exc, self.fwd)
+            self.error = self.error or self.why(exc)
             self.subjects = []
+
+    def why(self, exc: BaseException) -> Unusable:
+        error = wrap("candidate_raised", "", exc, [self.fwd.path])
+        full = budget.out_of_memory(exc)
+        if full is not None:
+            self.full, error.message = True, f"{full}: {error.message}"
+        error.out_of_memory = self.full and self.gpu.crowded()
+        return error
 
     def timed(self) -> list[Subject]:
         return [subject for subject in self.subjects if subject.function is not None]
@@ -352,7 +349,7 @@ class Bench:
                 subject.graphs = Graphs(self.gpu, subject.call)
             except Exception as exc:  # noqa: BLE001 (whatever it is, the plain calls are timed)
                 subject.no_graph = describe(exc)
-                subject.full = budget.out_of_memory(exc) is not None
+                self.note_memory(subject, exc)
                 with contextlib.suppress(
                     RuntimeError
                 ):  # what is still wrong of the capture says so once more
@@ -367,8 +364,16 @@ class Bench:
                 raise
             subject.endless = limit is not None and limit.over
             why = limit.told if limit and limit.over else f"it raised {describe(exc)}"
-            subject.full = budget.out_of_memory(exc) is not None
+            self.note_memory(subject, exc)
             subject.function, subject.missing, subject.call = None, why, None
+
+    def note_memory(self, subject: Subject, exc: Exception) -> None:
+        subject.full = budget.out_of_memory(exc) is not None
+        subject.crowded = subject.full and self.gpu.crowded()
+
+    def ran_out(self) -> bool:
+        """Whether memory was missing for the shape, or for one of its subjects."""
+        return self.full or any(subject.full for subject in self.subjects)
 
     def time_all(self, pace: Pace) -> None:
         """Rounds, in each of which all have their turn: as many as `pace` has at least, or fewer where they
