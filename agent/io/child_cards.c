@@ -106,19 +106,21 @@ static void say_that_it_waits(struct child *c)
     ka_log(KA_LOG_INFO, "waiting for what others %s on the GPU", use.timed ? "time" : "check");
 }
 
+/* Whoever waits tries each time: that a card can be had now is nobody's to tell. */
 static void on_look(uv_timer_t *timer)
 {
     struct ka_children *cs = timer->data;
-    bool changed = cs->kept_out, again = false;
+    bool changed = cs->kept_out, there = false, waits = false;
     for (size_t card = 0; card < ka_cards_count(cs->cards); card++)
         changed |= look_at_card(cs, card);
-    if (changed)
-        ka_child_kick(cs);
     for (struct child *c = cs->first; c; c = c->next) {
         say_that_it_waits(c);
-        again |= c->on_card == SHARES_CARD || waits_for_card(c);
+        there |= c->on_card == SHARES_CARD;
+        waits |= waits_for_card(c);
     }
-    if (cs->kept_out || again)
+    if (changed || waits)
+        ka_child_kick(cs);
+    if (cs->kept_out || there || waits)
         uv_timer_start(timer, on_look, LOOK_MS, 0);
 }
 

@@ -134,6 +134,41 @@ static void children__of_two_processes_that_ask__have_the_card_one_after_another
     ka_cards_free(others);
 }
 
+/* One that nothing stops is the last to go, when all others are stopped already. */
+static void child__that_asks_beside_one_that_cannot_be_stopped__waits_for_the_end_of_that(void **state)
+{
+    struct ka_cards *others = NULL;
+    struct fixture *f = with_cards(state, &others), more = *f;
+    struct ka_children_conf conf = {
+        .jail = ka_children_jail(f->children), .base = f->base, .max_running = 3, .cards = f->cards};
+    struct seen stopped = {0}, tool = {0}, times = {0};
+    struct ka_child_req req = asking(UNTIL("end"));
+    assert_int_equal(ka_children_new(f->loop, &conf, &more.children, NULL), 0);
+    req.turns = false;
+    start_this(&more, req, &stopped);
+    req.request = UNTIL("go");
+    req.local_sockets = true;
+    start_this(&more, req, &tool);
+    start_this(&more, asking(ASK " && echo alone"), &times);
+    while (ka_children_running(more.children) < 3)
+        uv_run(ka_loop_uv(f->loop), UV_RUN_ONCE);
+    while (!ka_cards_is_wanted(f->cards, 0))
+        uv_run(ka_loop_uv(f->loop), UV_RUN_ONCE);
+    run_for(f, 500);
+    assert_int_equal(times.calls, 0);
+    say(f, "go");
+    for (int i = 0; i < 250 && !times.calls; i++)
+        run_for(f, 20);
+    say(f, "end");
+    for (int i = 0; i < 250 && !stopped.calls; i++)
+        run_for(f, 20);
+    ka_children_close(more.children);
+    run_for(f, 300);
+    assert_string_equal(times.out, "alone\n");
+    assert_true(stopped.error == 0 && stopped.paused_ms > 0 && tool.calls == 1 && tool.paused_ms == 0);
+    ka_cards_free(others);
+}
+
 static void child__that_ends_in_its_turn__lets_the_card_go(void **state)
 {
     static const struct {
@@ -301,6 +336,7 @@ int main(void)
         WITH_JAIL(child__that_asks__has_the_card_alone_until_it_is_through),
         WITH_JAIL(child__that_waits_for_its_turn__is_stopped_and_so_is_its_clock),
         WITH_JAIL(children__of_two_processes_that_ask__have_the_card_one_after_another),
+        WITH_JAIL(child__that_asks_beside_one_that_cannot_be_stopped__waits_for_the_end_of_that),
         WITH_JAIL(child__that_ends_in_its_turn__lets_the_card_go),
         WITH_JAIL(child__that_is_cancelled_while_it_waits__waits_no_longer),
         WITH_JAIL(child__that_says_what_is_not_due__has_no_more_turns),
