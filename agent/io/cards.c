@@ -18,13 +18,13 @@
 
 struct card {
     char *name;              /* NULL: it is not named */
-    unsigned runs, children; /* beside the one that has it to itself */
-    bool ours;               /* alone */
+    unsigned runs, children; /* beside those that have, or ask for, it to themselves */
+    unsigned asking;         /* children that are stopped until they have it so */
+    bool ours;               /* the lock is held alone */
     bool alone;              /* one child has it to itself */
     bool awaited;            /* by one that is to have it so */
     bool emptied;            /* that one wants it empty */
     bool aside;              /* its children are stopped, and the lock is given up */
-    bool lent;               /* gate and lock are those of that child, not of ka_cards_seize() */
     int using;               /* its descriptor holds the lock of those at work, shared or alone; -1 */
     int gate;                /* that of whoever is alone; -1 */
 };
@@ -159,16 +159,35 @@ static int lock(int fd, short type)
 }
 
 /* Without a lock of its own, so that it never keeps anybody out. */
-static bool is_locked(int fd)
+static bool is_locked(int fd, short against)
 {
-    struct flock found = {.l_type = F_RDLCK, .l_whence = SEEK_SET};
+    struct flock found = {.l_type = against, .l_whence = SEEK_SET};
     return fcntl(fd, F_OFD_GETLK, &found) == 0 && found.l_type != F_UNLCK;
 }
 
 static bool is_gate_closed(const struct card *card)
 {
     KA_AUTO_CLOSE int gate = open_lock(card, "bench", NULL);
-    return gate >= 0 && is_locked(gate);
+    return gate >= 0 && is_locked(gate, F_RDLCK);
+}
+
+static bool is_used(const struct card *card)
+{
+    KA_AUTO_CLOSE int using = open_lock(card, "gpu", NULL);
+    return using >= 0 && is_locked(using, F_WRLCK);
+}
+
+size_t ka_cards_pick(const struct ka_cards *cards)
+{
+    size_t open = cards->count;
+    for (size_t i = 0; i < cards->count; i++) {
+        if (is_gate_closed(&cards->list[i]))
+            continue;
+        if (!is_used(&cards->list[i]))
+            return i;
+        open = open < i ? open : i;
+    }
+    return open < cards->count ? open : 0;
 }
 
 static bool says_emptied(int gate)
@@ -222,9 +241,9 @@ static int share(struct ka_cards *cards, struct card *card)
 bool ka_cards_enter(struct ka_cards *cards, size_t i, bool *elsewhere)
 {
     struct card *card = &cards->list[i];
-    if (card->alone || card->awaited || card->aside || card->children >= cards->children)
+    if (card->alone || card->awaited || card->aside || card->children + card->asking >= cards->children)
         return false;
-    if (!card->ours && (is_gate_closed(card) || (card->children == 0 && share(cards, card)))) {
+    if (is_gate_closed(card) || (card->children == 0 && share(cards, card))) {
         *elsewhere = true;
         return false;
     }
@@ -244,17 +263,15 @@ void ka_cards_leave(struct ka_cards *cards, size_t i)
 
 /* ---- alone ---- */
 
-int ka_cards_wait(struct ka_cards *cards, size_t i)
+static int wait_for_lock(struct card *card)
 {
-    struct card *card = &cards->list[i];
     int rc = lock(card->using, F_WRLCK);
     card->ours = rc == 0;
     return rc;
 }
 
-void ka_cards_release(struct ka_cards *cards, size_t i)
+static void release(struct card *card)
 {
-    struct card *card = &cards->list[i];
     if (card->ours && card->gate >= 0 && pwrite(card->gate, "\n", 1, 0) < 0)
         ka_log(KA_LOG_DEBUG, "a GPU's lock: %s", strerror(errno)); /* then nobody pauses */
     card->ours = false;
@@ -262,72 +279,46 @@ void ka_cards_release(struct ka_cards *cards, size_t i)
     close_at(&card->gate);
 }
 
-static int try_seize(struct ka_cards *cards, size_t i, bool emptied, struct ka_err *err)
+/* Gate and lock. 0; -EAGAIN: the gate is ours, and others are still at work; -EBUSY: it is somebody else's;
+ * another error: there is no file to lock. */
+static int seize(struct card *card)
 {
-    struct card *card = &cards->list[i];
-    if ((card->children && !card->aside) || card->gate >= 0)
-        return ka_fail(err, -EBUSY, "this process uses the GPU itself");
-    int rc = card->gate = open_lock(card, "bench", err);
-    if (rc >= 0)
-        rc = card->using = open_lock(card, "gpu", err);
-    if (rc >= 0 && (rc = lock(card->gate, F_WRLCK)) == -EAGAIN)
-        rc = ka_fail(err, -EBUSY, "another benchmark is running: two would time each other");
+    int rc = 0;
+    if (card->gate < 0) {
+        rc = card->gate = open_lock(card, "bench", NULL);
+        if (rc >= 0)
+            rc = card->using = open_lock(card, "gpu", NULL);
+        if (rc >= 0 && (rc = lock(card->gate, F_WRLCK)) == -EAGAIN)
+            rc = -EBUSY;
+    }
     if (rc == 0) {
-        say_emptied(card->gate, emptied);
-        rc = ka_cards_wait(cards, i);
+        say_emptied(card->gate, card->emptied);
+        rc = wait_for_lock(card);
     }
     if (rc && rc != -EAGAIN)
-        ka_cards_release(cards, i);
+        release(card);
     return rc;
 }
 
-int ka_cards_seize(struct ka_cards *cards, size_t *card, struct ka_err *err)
-{
-    size_t waits = cards->count, i = 0;
-    int rc = -EBUSY;
-    for (; i < cards->count; i++) {
-        rc = try_seize(cards, i, true, err);
-        if (rc == 0)
-            break;
-        if (rc == -EAGAIN && waits == cards->count)
-            waits = i;
-        else if (rc == -EAGAIN)
-            ka_cards_release(cards, i);
-    }
-    if (waits < cards->count && rc == 0)
-        ka_cards_release(cards, waits);
-    else if (waits < cards->count)
-        rc = -EAGAIN;
-    if (rc == 0 || rc == -EAGAIN)
-        *card = rc == 0 ? i : waits;
-    return rc;
-}
-
-/* Gate and lock; true where files cannot be locked too. */
-static bool lend(struct ka_cards *cards, struct card *card, size_t i, bool *elsewhere)
-{
-    struct ka_err err;
-    if (card->ours)
-        return true;
-    int rc = card->gate >= 0 ? ka_cards_wait(cards, i) : try_seize(cards, i, card->emptied, &err);
-    *elsewhere |= rc == -EAGAIN || rc == -EBUSY;
-    card->lent = card->gate >= 0;
-    return rc != -EAGAIN && rc != -EBUSY;
-}
-
+/* Where files cannot be locked the card is had all the same. */
 bool ka_cards_enter_alone(struct ka_cards *cards, size_t i, bool emptied, bool *elsewhere)
 {
     struct card *card = &cards->list[i];
     if (card->alone)
         return false;
-    if (!card->awaited && !card->ours && is_just_released(card)) {
+    if (!card->awaited && is_just_released(card)) {
         *elsewhere = true;
         return false;
     }
     card->awaited = true;
     card->emptied = emptied;
-    if ((card->children && !card->aside) || !lend(cards, card, i, elsewhere))
+    if (card->children && !card->aside)
         return false;
+    int rc = seize(card);
+    if (rc == -EAGAIN || rc == -EBUSY) {
+        *elsewhere = true;
+        return false;
+    }
     card->awaited = false;
     card->alone = true;
     return true;
@@ -340,9 +331,37 @@ void ka_cards_leave_alone(struct ka_cards *cards, size_t i, bool began)
         card->alone = false;
     else
         card->awaited = false;
-    if (card->lent && !card->alone)
-        ka_cards_release(cards, i);
-    card->lent = card->lent && card->alone;
+    if (card->gate >= 0 && !card->alone)
+        release(card);
+}
+
+/* ---- turns ---- */
+
+void ka_cards_turn_ask(struct ka_cards *cards, size_t i)
+{
+    cards->list[i].asking++;
+    ka_cards_leave(cards, i);
+}
+
+bool ka_cards_turn_begin(struct ka_cards *cards, size_t i, bool *elsewhere)
+{
+    bool begins = ka_cards_enter_alone(cards, i, false, elsewhere);
+    cards->list[i].asking -= begins;
+    return begins;
+}
+
+void ka_cards_turn_end(struct ka_cards *cards, size_t i)
+{
+    struct card *card = &cards->list[i];
+    ka_cards_leave_alone(cards, i, true);
+    card->children++;
+    card->aside = true;
+}
+
+void ka_cards_turn_drop(struct ka_cards *cards, size_t i)
+{
+    cards->list[i].asking--;
+    ka_cards_leave_alone(cards, i, false);
 }
 
 /* ---- making way ---- */
@@ -355,7 +374,7 @@ bool ka_cards_is_wanted(const struct ka_cards *cards, size_t i)
     if (card->gate >= 0)
         return false;
     KA_AUTO_CLOSE int gate = open_lock(card, "bench", NULL);
-    return gate >= 0 && is_locked(gate) && !says_emptied(gate);
+    return gate >= 0 && is_locked(gate, F_RDLCK) && !says_emptied(gate);
 }
 
 void ka_cards_step_aside(struct ka_cards *cards, size_t i)
@@ -382,8 +401,9 @@ bool ka_cards_step_back(struct ka_cards *cards, size_t i)
 void ka_cards_look(const struct ka_cards *cards, size_t i, struct ka_card_use *use)
 {
     const struct card *card = &cards->list[i];
+    bool timed = card->alone || (card->gate < 0 && is_gate_closed(card));
     *use = (struct ka_card_use){.runs = card->runs,
-                                .children = card->children + card->alone,
-                                .alone =
-                                    card->alone || card->awaited || (card->gate < 0 && is_gate_closed(card))};
+                                .children = card->children + card->asking + card->alone,
+                                .timed = timed,
+                                .alone = timed || card->awaited};
 }

@@ -27,6 +27,9 @@ const char *ka_cards_name(const struct ka_cards *cards, size_t card); /* NULL: i
 /* The card with the fewest runs has one more, until that is given back. */
 size_t ka_cards_take(struct ka_cards *cards);
 void ka_cards_give(struct ka_cards *cards, size_t card);
+/* For what only times: one that nobody is on, else one that nobody has alone, else the first. Nothing is
+ * taken. */
+size_t ka_cards_pick(const struct ka_cards *cards);
 
 /* One more child on a card; false: not now. `*elsewhere` is set where that is since another process has the
  * card, or waits to have it, alone: of its end nobody tells. */
@@ -40,6 +43,18 @@ bool ka_cards_enter_alone(struct ka_cards *cards, size_t card, bool emptied, boo
 void ka_cards_leave(struct ka_cards *cards, size_t card);
 void ka_cards_leave_alone(struct ka_cards *cards, size_t card, bool began);
 
+/* A child at work asks for the card alone, for as long as it times: the caller has stopped it, and it is no
+ * longer one of those at work, but keeps its place among the children. Nobody waits for it, so that no two
+ * can wait for each other: where another process wants the card empty, it has that with this one's memory. */
+void ka_cards_turn_ask(struct ka_cards *cards, size_t card);
+/* Its turn, under the conditions of ka_cards_enter_alone(). It may go on. */
+bool ka_cards_turn_begin(struct ka_cards *cards, size_t card, bool *elsewhere);
+/* The turn is over: it is at work again, and the caller has stopped it as all the others there are, until
+ * ka_cards_step_back(). If the child itself is over, ka_cards_leave_alone() does. */
+void ka_cards_turn_end(struct ka_cards *cards, size_t card);
+/* It asked, and waits no longer: it is over. */
+void ka_cards_turn_drop(struct ka_cards *cards, size_t card);
+
 /* Whether our children on a card are to make way for one that has it alone, or waits to. */
 bool ka_cards_is_wanted(const struct ka_cards *cards, size_t card);
 /* All our children on the card are stopped: it may be had alone. */
@@ -47,16 +62,10 @@ void ka_cards_step_aside(struct ka_cards *cards, size_t card);
 /* They are to go on; false: not yet. Until then none begins. */
 bool ka_cards_step_back(struct ka_cards *cards, size_t card);
 
-/* A card alone and empty, until it is given back: one that is free, else one where children of other
- * processes are at work. 0: `*card` is had, and only this process' children begin on it. -EAGAIN: it will be;
- * ask again with ka_cards_wait(). -EBUSY: others have them all alone. -errno: no file to lock. */
-int ka_cards_seize(struct ka_cards *cards, size_t *card, struct ka_err *err);
-int ka_cards_wait(struct ka_cards *cards, size_t card); /* 0, -EAGAIN */
-void ka_cards_release(struct ka_cards *cards, size_t card);
-
 struct ka_card_use {
     unsigned runs, children; /* of this process; also those that are stopped */
-    bool alone;              /* a child has it alone, or another process, or waits for that */
+    bool timed;              /* a child has it alone, or another process, or that waits for it */
+    bool alone;              /* the same, or a child of ours waits for it */
 };
 void ka_cards_look(const struct ka_cards *cards, size_t card, struct ka_card_use *use);
 

@@ -31,58 +31,8 @@
 #define MEMORY_LOOK_MS 250
 #define MEMORY_WAIT_MS (30 * 1000) /* for memory that others have, before a first child */
 #define MEMORY_CALM_MS 1000 /* while there is plenty: looking costs more than all else in an idle wait */
-#define CARDS_LOOK_MS 50    /* whether somebody wants a card alone: nobody tells */
 #define RESULT_FD 3
 
-struct ka_children {
-    struct ka_loop *loop;
-    struct ka_zygotes *zygotes; /* NULL: every child imports everything itself */
-    char *jail, *base;          /* the scratches are made below `base`, our own folder */
-    int base_lock;
-    char *machine;                                 /* where it is looked up what it has */
-    enum ka_child_memory left_over;                /* looked at while children run or wait for it */
-    uint64_t low_since;                            /* while none runs; 0: it is not */
-    struct ka_cards *cards;                        /* NULL */
-    unsigned max_running, running, paused, queued; /* who is paused is running too */
-    unsigned child_mem_mb;
-    bool gpu, kept_out; /* another process has a card alone */
-    uint64_t last_op;
-    bool closing, left;
-    uv_timer_t kick, memory, look;
-    struct child *first, **last; /* in order of ka_child_start */
-};
-
-enum state { QUEUED, RUNNING, ENDED };
-
-struct child {
-    struct ka_children *owner;
-    struct child *next;
-    uint64_t op;
-    enum state state;
-    bool cancelled, timed_out, starved, told, warm, on_card, paused;
-    ka_child_done_fn done;
-    void *arg;
-
-    struct ka_child_req *req; /* our copy */
-    unsigned deadline_ms;
-
-    uv_process_t process;     /* the jail's supervisor, or */
-    struct ka_zygote_job job; /* a child of a zygote */
-    struct ka_args args;
-    int fds[3]; /* its ends of output and report, until it has them */
-    uv_pipe_t out_pipe, err_pipe;
-    uv_poll_t control;
-    uv_timer_t timer;
-    unsigned handles; /* open ones; the child is freed with the last */
-    int control_fd;
-    uint64_t began, started;       /* left the queue; its process exists */
-    uint64_t paused_at, paused_ns; /* since when; for how long before */
-    uint64_t left_ms;              /* what its deadline had left then */
-    struct ka_capture out, err;
-    struct result *result;
-};
-
-static void kick(struct ka_children *cs);
 static void drop_fds(struct child *c);
 
 /* ---- the list ---- */
@@ -104,7 +54,7 @@ static void free_child(struct child *c)
     ka_capture_free(&c->err);
     ka_child_result_free(c->result ? &c->result->pub : NULL);
     free(c);
-    kick(cs);
+    ka_child_kick(cs);
 }
 
 static void on_closed(uv_handle_t *handle)
@@ -112,14 +62,17 @@ static void on_closed(uv_handle_t *handle)
     struct child *c = handle->data;
     if (handle == (uv_handle_t *)&c->control)
         close(c->control_fd);
+    if (handle == (uv_handle_t *)&c->turns)
+        close(c->turns_fd);
     if (--c->handles == 0)
         free_child(c);
 }
 
 static void close_handles(struct child *c)
 {
-    uv_handle_t *all[] = {(uv_handle_t *)&c->process, (uv_handle_t *)&c->out_pipe,
-                          (uv_handle_t *)&c->err_pipe, (uv_handle_t *)&c->control, (uv_handle_t *)&c->timer};
+    uv_handle_t *all[] = {(uv_handle_t *)&c->process,  (uv_handle_t *)&c->out_pipe,
+                          (uv_handle_t *)&c->err_pipe, (uv_handle_t *)&c->control,
+                          (uv_handle_t *)&c->turns,    (uv_handle_t *)&c->timer};
     for (size_t i = 0; i < KA_COUNT(all); i++)
         if (all[i]->data && !uv_is_closing(all[i]))
             uv_close(all[i], on_closed);
@@ -127,7 +80,7 @@ static void close_handles(struct child *c)
         free_child(c);
 }
 
-static void own(struct child *c, void *handle)
+void ka_child_own(struct child *c, void *handle)
 {
     ((uv_handle_t *)handle)->data = c;
     c->handles++;
@@ -167,11 +120,6 @@ static int error_of(const struct child *c)
     return c->result->layers.len ? -EPERM : -EIO;
 }
 
-static uint64_t paused_ns(const struct child *c)
-{
-    return c->paused_ns + (c->paused ? uv_hrtime() - c->paused_at : 0);
-}
-
 static void tell(struct child *c)
 {
     struct result *r = c->result;
@@ -181,8 +129,8 @@ static void tell(struct child *c)
     if (r->pub.error)
         snprintf(r->pub.msg.msg, sizeof(r->pub.msg.msg), "%s", sentence(c, r->pub.error));
     r->pub.timed_out = c->timed_out;
-    r->pub.paused_ms = paused_ns(c) / 1000000;
-    r->pub.wall_ms = c->started ? (uv_hrtime() - c->started - paused_ns(c)) / 1000000 : 0;
+    r->pub.paused_ms = ka_child_paused_ns(c) / 1000000;
+    r->pub.wall_ms = c->started ? (uv_hrtime() - c->started - ka_child_paused_ns(c)) / 1000000 : 0;
     r->pub.began = c->began;
     r->pub.warm = c->warm;
     r->pub.layers = ka_buf_str(&r->layers);
@@ -194,26 +142,12 @@ static void tell(struct child *c)
     c->result = NULL;
 }
 
-static bool is_on_cards(const struct child *c)
-{
-    return c->owner->cards && ka_child_req_is_gpu(c->req);
-}
-
-static void leave_card(struct child *c)
-{
-    if (is_on_cards(c) && c->req->alone)
-        ka_cards_leave_alone(c->owner->cards, c->req->card, c->on_card);
-    else if (c->on_card)
-        ka_cards_leave(c->owner->cards, c->req->card);
-    c->on_card = false;
-}
-
 /* After the last byte: leave the running set, tell, close. */
 static void finish(struct child *c)
 {
     c->owner->running -= c->state == RUNNING;
     c->owner->queued -= c->state == QUEUED;
-    leave_card(c);
+    ka_child_leave_card(c);
     c->state = ENDED;
     if (!c->told)
         tell(c);
@@ -249,7 +183,7 @@ static void kill_child(struct child *c)
     uv_timer_start(&c->timer, on_stuck, REAP_MS, 0);
 }
 
-static void on_deadline(uv_timer_t *timer)
+void ka_child_on_deadline(uv_timer_t *timer)
 {
     struct child *c = timer->data;
     c->timed_out = true;
@@ -285,91 +219,11 @@ static void on_memory(uv_timer_t *timer)
         uv_timer_start(timer, on_memory, cs->left_over == KA_MEMORY_AMPLE ? MEMORY_CALM_MS : MEMORY_LOOK_MS,
                        0);
     if (before < KA_MEMORY_ENOUGH && (cs->left_over >= KA_MEMORY_ENOUGH || !cs->running))
-        kick(cs);
+        ka_child_kick(cs);
     if (victim) {
         victim->starved = true;
         kill_child(victim);
     }
-}
-
-/* ---- making way for who times kernels ---- */
-
-static bool shares_card(const struct child *c, size_t card)
-{
-    return c->on_card && !c->req->alone && c->req->card == card;
-}
-
-/* Of a tool and what it watches only the one would stop; a cold child is its jail's supervisor. They are
- * waited for. */
-static void pause_child(struct child *c)
-{
-    if (c->paused || c->cancelled || c->req->local_sockets || !ka_zygote_pause(&c->job, true))
-        return;
-    c->paused = true;
-    c->owner->paused++;
-    c->paused_at = uv_hrtime();
-    c->left_ms = uv_timer_get_due_in(&c->timer);
-    uv_timer_stop(&c->timer);
-}
-
-static void resume_child(struct child *c)
-{
-    if (!c->paused)
-        return;
-    c->paused_ns = paused_ns(c);
-    c->paused = false;
-    c->owner->paused--;
-    ka_zygote_pause(&c->job, false);
-    if (!c->cancelled && !c->starved)
-        uv_timer_start(&c->timer, on_deadline, c->left_ms, 0);
-}
-
-/* True: something has changed. */
-static bool look_at_card(struct ka_children *cs, size_t card)
-{
-    unsigned there = 0, paused = 0, before = cs->paused;
-    bool wanted = ka_cards_is_wanted(cs->cards, card);
-    if (!wanted && !ka_cards_step_back(cs->cards, card))
-        return false;
-    for (struct child *c = cs->first; c; c = c->next) {
-        if (!shares_card(c, card))
-            continue;
-        if (wanted)
-            pause_child(c);
-        else
-            resume_child(c);
-        there++;
-        paused += c->paused;
-    }
-    if (wanted && there && paused == there)
-        ka_cards_step_aside(cs->cards, card);
-    return cs->paused != before;
-}
-
-static bool uses_cards(const struct ka_children *cs)
-{
-    const struct child *c = cs->first;
-    while (c && !(c->on_card && !c->req->alone))
-        c = c->next;
-    return c;
-}
-
-static void on_look(uv_timer_t *timer)
-{
-    struct ka_children *cs = timer->data;
-    bool changed = cs->kept_out;
-    for (size_t card = 0; card < ka_cards_count(cs->cards); card++)
-        changed |= look_at_card(cs, card);
-    if (changed)
-        kick(cs);
-    if (cs->kept_out || uses_cards(cs))
-        uv_timer_start(timer, on_look, CARDS_LOOK_MS, 0);
-}
-
-static void watch_cards(struct ka_children *cs)
-{
-    if (!uv_is_active((uv_handle_t *)&cs->look))
-        uv_timer_start(&cs->look, on_look, CARDS_LOOK_MS, 0);
 }
 
 /* ---- what a child says ---- */
@@ -476,8 +330,9 @@ static void child_started(struct child *c)
     ka_args_clear(&c->args);
     drop_fds(c);
     c->started = uv_hrtime();
+    ka_child_turns_listen(c);
     if (!c->cancelled)
-        uv_timer_start(&c->timer, on_deadline, c->deadline_ms, 0);
+        uv_timer_start(&c->timer, ka_child_on_deadline, c->deadline_ms, 0);
 }
 
 static const char *card_of(const struct child *c)
@@ -489,7 +344,7 @@ static int spawn_process(struct child *c)
 {
     char *env[] = {(char *)"PATH=/usr/local/bin:/usr/bin:/bin", NULL};
     uv_stdio_container_t stdio[] = {
-        {.flags = UV_IGNORE},
+        {.flags = c->fds[3] < 0 ? UV_IGNORE : UV_INHERIT_FD, .data.fd = c->fds[3]},
         {.flags = UV_INHERIT_FD, .data.fd = c->fds[0]},
         {.flags = UV_INHERIT_FD, .data.fd = c->fds[1]},
         {.flags = UV_INHERIT_FD, .data.fd = c->fds[2]},
@@ -509,13 +364,20 @@ static int spawn_process(struct child *c)
         .stdio_count = KA_COUNT(stdio),
         .stdio = stdio,
     };
-    own(c, &c->process);
+    ka_child_own(c, &c->process);
     int rc = uv_spawn(ka_loop_uv(c->owner->loop), &c->process, &options);
     if (rc)
         ka_fail(&c->result->pub.msg, rc, "%s: %s", c->owner->jail, uv_strerror(rc));
     else
         child_started(c);
     return rc;
+}
+
+/* Without a zygote it cannot be stopped while it waits for a turn: it has its card alone from its start. */
+static int start_cold(struct child *c)
+{
+    c->warm = false;
+    return ka_child_alone_from_start(c) ? 0 : spawn_process(c);
 }
 
 static struct child *child_of(struct ka_zygote_job *job)
@@ -540,10 +402,8 @@ static void on_job_lost(struct ka_zygote_job *job, bool had_started, const char 
     int rc = 0;
     if (had_started)
         rc = c->result ? ka_fail(&c->result->pub.msg, -EIO, "%.900s", why) : -EIO;
-    else if (!c->cancelled) {
-        c->warm = false;
-        rc = spawn_process(c);
-    }
+    else if (!c->cancelled)
+        rc = start_cold(c);
     if (c->result) {
         c->result->pub.error = rc;
         c->result->pub.term_signal = had_started ? SIGKILL : 0; /* what the end of its zygote sends it */
@@ -563,7 +423,7 @@ static int hand_to_zygote(struct child *c)
     ka_child_args_jail(&c->args, c->req, c->result->scratch, card_of(c));
     c->job = (struct ka_zygote_job){.argv = (const char *const *)c->args.argv,
                                     .argc = c->args.count,
-                                    .fds = {c->fds[0], c->fds[1], c->fds[2]},
+                                    .fds = {c->fds[0], c->fds[1], c->fds[2], c->fds[3]},
                                     .started = on_job_started,
                                     .ended = on_job_ended,
                                     .lost = on_job_lost};
@@ -572,7 +432,7 @@ static int hand_to_zygote(struct child *c)
 
 static void open_pipe(struct child *c, uv_pipe_t *pipe, int fd)
 {
-    own(c, pipe);
+    ka_child_own(c, pipe);
     uv_pipe_init(ka_loop_uv(c->owner->loop), pipe, 0);
     if (uv_pipe_open(pipe, fd) == 0)
         uv_read_start((uv_stream_t *)pipe, on_alloc, on_output);
@@ -586,10 +446,10 @@ static void listen_to(struct child *c, int out, int err, int control)
     open_pipe(c, &c->out_pipe, out);
     open_pipe(c, &c->err_pipe, err);
     c->control_fd = control;
-    own(c, &c->control);
+    ka_child_own(c, &c->control);
     uv_poll_init(loop, &c->control, control);
     uv_poll_start(&c->control, UV_READABLE, on_control);
-    own(c, &c->timer);
+    ka_child_own(c, &c->timer);
     uv_timer_init(loop, &c->timer);
 }
 
@@ -611,8 +471,11 @@ static int launch(struct child *c)
         return ka_fail(msg, rc, "no pipe for a child: %s", uv_strerror(rc));
     }
     listen_to(c, out[0], err[0], control[0]);
+    rc = ka_child_turns_open(c, msg);
+    if (rc)
+        return rc;
     c->warm = hand_to_zygote(c) == 0;
-    return c->warm ? 0 : spawn_process(c);
+    return c->warm ? 0 : start_cold(c);
 }
 
 static void watch_memory(struct ka_children *cs)
@@ -629,8 +492,8 @@ static void start_or_fail(struct child *c)
     cs->running++;
     c->began = uv_hrtime();
     watch_memory(cs);
-    if (!c->cancelled)
-        c->result->pub.error = launch(c);
+    if (!c->cancelled) /* what was to be warm has waited once more */
+        c->result->pub.error = c->result->scratch ? spawn_process(c) : launch(c);
     if (c->cancelled || c->result->pub.error)
         finish(c);
 }
@@ -655,18 +518,6 @@ static bool has_memory(struct ka_children *cs)
     return now - cs->low_since > (uint64_t)MEMORY_WAIT_MS * 1000000;
 }
 
-static bool take_card(struct child *c)
-{
-    struct ka_children *cs = c->owner;
-    if (!is_on_cards(c))
-        return true;
-    c->on_card = c->req->alone ? ka_cards_enter_alone(cs->cards, c->req->card, c->req->emptied, &cs->kept_out)
-                               : ka_cards_enter(cs->cards, c->req->card, &cs->kept_out);
-    if (c->on_card && !c->req->alone)
-        watch_cards(cs);
-    return c->on_card;
-}
-
 /* One step of the queue a turn: `done` may start, cancel or close while we look at the list. */
 static void on_kick(uv_timer_t *timer)
 {
@@ -674,18 +525,19 @@ static void on_kick(uv_timer_t *timer)
     struct child *c = cs->first;
     bool memory = !cs->queued || has_memory(cs), place = memory && cs->running - cs->paused < cs->max_running;
     cs->kept_out = false;
+    ka_child_give_turns(cs);
     for (; c; c = c->next)
-        if (c->state == QUEUED && (c->cancelled || (place && take_card(c))))
+        if (c->state == QUEUED && (c->cancelled || (place && ka_child_enter_card(c))))
             break;
     if (c) {
-        kick(cs);
+        ka_child_kick(cs);
         start_or_fail(c);
         return;
     }
     if (!memory)
         watch_memory(cs);
     if (cs->kept_out)
-        watch_cards(cs);
+        ka_child_watch_cards(cs);
 }
 
 static void on_gone(uv_handle_t *handle)
@@ -728,7 +580,7 @@ static void leave(struct ka_children *cs)
         on_zygotes_gone(cs);
 }
 
-static void kick(struct ka_children *cs)
+void ka_child_kick(struct ka_children *cs)
 {
     if (cs->left)
         return;
@@ -798,7 +650,7 @@ void ka_children_close(struct ka_children *cs)
     for (struct child *c = cs->first; c; c = c->next)
         if (c->state != ENDED)
             ka_child_cancel(cs, c->op);
-    kick(cs);
+    ka_child_kick(cs);
 }
 
 int ka_child_start(struct ka_children *cs, const struct ka_child_req *req, ka_child_done_fn done, void *arg,
@@ -818,7 +670,9 @@ int ka_child_start(struct ka_children *cs, const struct ka_child_req *req, ka_ch
     c->arg = arg;
     c->req = copy;
     c->deadline_ms = req->deadline_ms ? req->deadline_ms : DEADLINE_DEFAULT_MS;
-    c->control_fd = c->fds[0] = c->fds[1] = c->fds[2] = -1;
+    c->alone = req->alone;
+    c->since = uv_hrtime();
+    c->control_fd = c->turns_fd = c->fds[0] = c->fds[1] = c->fds[2] = c->fds[3] = -1;
     c->out.half = c->err.half = CAPTURE_HALF;
     c->result = ka_calloc(1, sizeof(*c->result));
     c->result->holders = 1;
@@ -828,7 +682,7 @@ int ka_child_start(struct ka_children *cs, const struct ka_child_req *req, ka_ch
     cs->last = &c->next;
     cs->queued++;
     *op = c->op;
-    kick(cs);
+    ka_child_kick(cs);
     return 0;
 }
 
@@ -848,7 +702,7 @@ void ka_child_cancel(struct ka_children *cs, uint64_t op)
         return;
     c->cancelled = true;
     if (c->state == QUEUED) {
-        kick(cs);
+        ka_child_kick(cs);
         return;
     }
     kill_child(c);

@@ -48,7 +48,8 @@ struct ka_child_req {
     size_t env_count;
     const char *device;  /* "cpu" or "cuda" */
     size_t card;         /* which of the cards, where it is "cuda" */
-    bool alone;          /* on that card, since it times kernels */
+    bool turns;          /* it times kernels, and asks for the card alone where it does (docs/protocol.md) */
+    bool alone;          /* on that card, from its start to its end */
     bool emptied;        /* alone: it needs the memory, so others end and are not merely stopped */
     bool local_sockets;  /* its processes may connect to each other: a tool and what it watches */
     const char *require; /* layers without which nothing runs ("full", ...); NULL: the jail's default */
@@ -70,7 +71,7 @@ struct ka_child_result {
     bool warm;    /* forked by a warm interpreter */
     uint64_t began;     /* ka_clock_ns() when it left the queue; 0: never */
     uint64_t wall_ms;   /* less `paused_ms` */
-    uint64_t paused_ms; /* stopped, while somebody timed kernels on its card */
+    uint64_t paused_ms; /* stopped, while somebody timed kernels on its card, or until it might do so */
     const char *layers; /* the jail's report, one JSON line; "" if it never came */
     const char *out;    /* standard output, capped in the middle */
     const char *err;    /* standard error, likewise */

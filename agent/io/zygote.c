@@ -135,7 +135,7 @@ static int send_message(const struct zygote *z, const struct ka_buf *text, const
     return sent ? 0 : -EIO;
 }
 
-/* Strings with a NUL between them, and the three descriptors. */
+/* Strings with a NUL between them, and the descriptors. */
 static int send_job(const struct zygote *z, const struct ka_zygote_job *job)
 {
     KA_AUTO_BUF struct ka_buf text = {.max = MESSAGE_MAX};
@@ -144,7 +144,8 @@ static int send_job(const struct zygote *z, const struct ka_zygote_job *job)
         ka_buf_add(&text, "", 1);
         ka_buf_puts(&text, job->argv[i]);
     }
-    return send_message(z, &text, job->fds, KA_ZYGOTE_FDS);
+    return send_message(z, &text, job->fds,
+                        job->fds[KA_ZYGOTE_FDS - 1] < 0 ? KA_ZYGOTE_FDS - 1 : KA_ZYGOTE_FDS);
 }
 
 /* It takes no new jobs. */

@@ -16,13 +16,15 @@ struct ka_loop;
 struct ka_zygotes;
 struct zygote;
 
-enum { KA_ZYGOTE_FDS = 3 };
+enum { KA_ZYGOTE_FDS = 4 };
 
 /* Embedded in its owner and valid until `ended` or `lost`, or until ka_zygote_withdraw() gave true. */
 struct ka_zygote_job {
     const char *const *argv; /* options of ka-jail, "--", the interpreter; read until `started` */
     size_t argc;
-    int fds[KA_ZYGOTE_FDS]; /* standard output, standard error, report; the owner's, read until `started` */
+    /* Standard output, standard error, report, and standard input, or -1 for none; the owner's, read until
+     * `started`. */
+    int fds[KA_ZYGOTE_FDS];
     void (*started)(struct ka_zygote_job *job);
     void (*ended)(struct ka_zygote_job *job, int wait_status); /* it and all below it are gone */
     void (*lost)(struct ka_zygote_job *job, bool had_started, const char *why);

@@ -271,6 +271,30 @@ static const char *device_of(const struct ka_op_req *req)
     return "cpu";
 }
 
+/* Who times on a GPU, and asks for turns on it, unless it has that alone from its start on. */
+static bool takes_turns(const struct ka_app *app, const struct ka_op_req *req)
+{
+    bool times = strcmp(req->operation, "bench") == 0 || strcmp(req->operation, "ceilings") == 0;
+    return times && !req->alone && app->cards && strcmp(device_of(req), "cuda") == 0;
+}
+
+static bool has_ran_out(const json_t *entry)
+{
+    return json_is_true(json_object_get(entry, "out_of_memory")) ||
+           json_is_true(json_object_get(json_object_get(entry, "error"), "out_of_memory"));
+}
+
+bool ka_op_ran_out(const struct ka_op_result *result)
+{
+    bool full = has_ran_out(result->doc);
+    KA_EACH(json_object_get(result->doc, "cases"), i, entry) {
+        full |= has_ran_out(entry);
+        KA_EACH(json_object_get(entry, "subjects"), k, subject)
+            full |= has_ran_out(subject);
+    }
+    return full;
+}
+
 /* What whoever asks has set already stays. The tensors of a case lie in a child's scratch, and the next
  * case's may be written while they are read. */
 static void set_budget(const struct ka_app *app, json_t *request)
@@ -298,6 +322,8 @@ static char *request_text(const struct ka_op *op, const struct ka_op_req *req, j
         json_object_set_new(request, "function", json_string(settings->function));
     if (req->modules)
         json_object_set_new(request, "modules", json_string(req->modules));
+    if (takes_turns(op->app, req))
+        json_object_set_new(request, "turns", json_true());
     if (strcmp(op->operation, "oracle") == 0 && strcmp(device, "cuda") == 0)
         set_budget(op->app, request);
     return json_dumps(request, JSON_COMPACT);
@@ -346,6 +372,7 @@ int ka_op_start(struct ka_app *app, const struct ka_op_req *req, json_t *extra, 
         .env = one_queue,
         .env_count = KA_COUNT(one_queue),
         .device = device_of(req),
+        .turns = takes_turns(app, req),
         .alone = req->alone,
         .emptied = req->emptied,
         .card = req->settings->card,

@@ -36,10 +36,13 @@ struct ka_op_req {
     const char *modules;                /* folder with the user's own modules; NULL: none */
     const char *tool;                   /* a program outside the package that the child may run; NULL: none */
     const char *beside;                 /* one more file that the child reads; NULL: none */
-    bool alone;                         /* nobody else uses its GPU meanwhile */
+    bool alone;                         /* nobody else uses its GPU from its start to its end */
     bool emptied;                       /* nor its memory */
     const struct ka_settings *settings; /* where it runs, and how long it may; read during the call */
 };
+
+/* Whether a GPU had no memory left for what times on it: for all of it, a case, or one that is timed. */
+bool ka_op_ran_out(const struct ka_op_result *result);
 
 /* Steals `extra`, the further members of the request (NULL: none). */
 int ka_op_start(struct ka_app *app, const struct ka_op_req *req, json_t *extra, ka_op_done_fn done, void *arg,

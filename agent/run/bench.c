@@ -22,16 +22,13 @@
 #include "folder.h"
 
 #define FILE_MAX ((size_t)4 << 20)
-#define CARD_LOOK_MS 100
 
 struct ka_bench {
     struct ka_app *app;
     struct ka_settings settings; /* own */
     char *file, *name, *only;
     int seconds;
-    bool seized;                    /* settings.card is ours, or will be */
-    bool told;                      /* that this waits for others */
-    struct ka_soon *due;            /* another look at who uses it; NULL */
+    bool emptied;                   /* the card's memory had run out beside others': it is had alone */
     char *folder;                   /* of the copies; does not stay */
     char *forward, *pair, *modules; /* the copies; no modules: NULL */
     ka_bench_done_fn done;
@@ -209,6 +206,8 @@ static int try_op(struct ka_bench *bench, const char *operation, const char *fil
                                 .file = file,
                                 .shown = bench->file,
                                 .modules = bench->modules,
+                                .alone = bench->emptied,
+                                .emptied = bench->emptied,
                                 .settings = &bench->settings};
     ka_log_progress(bench->name, "bench: %s", operation);
     return ka_op_start(bench->app, &request, extra, next, bench, &bench->op, err);
@@ -228,11 +227,26 @@ static void start_op(struct ka_bench *bench, const char *operation, const char *
         give_up(bench, &err);
 }
 
+/* Whether to try once more without the others on the card. */
+static bool is_once_more(struct ka_bench *bench, const struct ka_op_result *result)
+{
+    if (bench->emptied || !ka_op_ran_out(result))
+        return false;
+    ka_log(KA_LOG_INFO, "%s: once more, when others are through: the GPU's memory had run out", bench->name);
+    return bench->emptied = true;
+}
+
+static void time_it(struct ka_bench *bench);
+
 static void on_timed(void *arg, const struct ka_op_result *result)
 {
     struct ka_bench *bench = arg;
     bench->op = NULL;
     bench->wall_seconds = (double)result->child->wall_ms / 1e3;
+    if (is_once_more(bench, result)) {
+        time_it(bench);
+        return;
+    }
     if (result->status != KA_OP_OK) {
         fail(bench, result);
         return;
@@ -241,21 +255,40 @@ static void on_timed(void *arg, const struct ka_op_result *result)
     finish(bench, 0);
 }
 
+static void time_it(struct ka_bench *bench)
+{
+    json_t *passes = bench->only[0] ? json_pack("[s]", bench->only) : json_null();
+    json_t *extra =
+        json_pack("{s:O, s:i, s:o}", "cases", bench->shapes, "seconds", bench->seconds, "passes", passes);
+    start_op(bench, "bench", bench->pair, extra, on_timed);
+}
+
+static void find_ceilings(struct ka_bench *bench);
+
 static void on_ceilings(void *arg, const struct ka_op_result *result)
 {
     struct ka_bench *bench = arg;
     bench->op = NULL;
+    if (is_once_more(bench, result)) {
+        find_ceilings(bench);
+        return;
+    }
     if (result->status != KA_OP_OK) {
         fail(bench, result);
         return;
     }
     bench->ceilings = json_incref(result->doc);
-    json_t *passes = bench->only[0] ? json_pack("[s]", bench->only) : json_null();
-    json_t *extra =
-        json_pack("{s:O, s:i, s:o}", "cases", bench->shapes, "seconds", bench->seconds, "passes", passes);
     const char *gpu = ka_cards_name(bench->app->cards, bench->settings.card);
     bench->clocks = ka_clocks_start(bench->app->loop, gpu ? gpu : "0", on_readings, bench);
-    start_op(bench, "bench", bench->pair, extra, on_timed);
+    time_it(bench);
+}
+
+static void find_ceilings(struct ka_bench *bench)
+{
+    const char *own = ka_text_of(bench->inspect, "dtype", "float32");
+    const char *dtype = bench->settings.dtype[0] ? bench->settings.dtype : own;
+    start_op(bench, "ceilings", bench->forward,
+             json_pack("{s:O, s:s}", "cases", bench->shapes, "ceiling_dtype", dtype), on_ceilings);
 }
 
 /* SWEEP at its own sizes, or what --sweep says; a seed for each, drawn here. */
@@ -275,50 +308,6 @@ static json_t *shapes_of(const struct ka_settings *settings, const json_t *inspe
     return shapes;
 }
 
-static void on_card_due(void *arg);
-
-/* Two on one GPU would time each other, and what is checked there meanwhile too: -EAGAIN while there are
- * such, and it looks again. */
-static int take_card(struct ka_bench *bench, struct ka_err *err)
-{
-    struct ka_cards *cards = bench->app->cards;
-    int rc = bench->seized ? ka_cards_wait(cards, bench->settings.card)
-                           : ka_cards_seize(cards, &bench->settings.card, err);
-    bench->seized = bench->seized || rc == 0 || rc == -EAGAIN;
-    if (rc != -EAGAIN && rc != -EBUSY)
-        return rc;
-    if (!bench->told)
-        ka_log(KA_LOG_INFO, "%s: waiting for what others %s on the GPU", bench->name,
-               rc == -EBUSY ? "time" : "check");
-    bench->told = true;
-    bench->due = ka_loop_later(bench->app->loop, CARD_LOOK_MS, on_card_due, bench);
-    return -EAGAIN;
-}
-
-/* What comes now has the card alone. */
-static void measure(struct ka_bench *bench)
-{
-    struct ka_err err;
-    int rc = take_card(bench, &err);
-    if (rc == -EAGAIN)
-        return;
-    if (rc) {
-        give_up(bench, &err);
-        return;
-    }
-    const char *own = ka_text_of(bench->inspect, "dtype", "float32");
-    const char *dtype = bench->settings.dtype[0] ? bench->settings.dtype : own;
-    start_op(bench, "ceilings", bench->forward,
-             json_pack("{s:O, s:s}", "cases", bench->shapes, "ceiling_dtype", dtype), on_ceilings);
-}
-
-static void on_card_due(void *arg)
-{
-    struct ka_bench *bench = arg;
-    bench->due = NULL;
-    measure(bench);
-}
-
 static void on_inspected(void *arg, const struct ka_op_result *result)
 {
     struct ka_bench *bench = arg;
@@ -333,7 +322,8 @@ static void on_inspected(void *arg, const struct ka_op_result *result)
     if (json_array_size(functions) > 1 && stub)
         ka_settings_set(&bench->settings.function, stub);
     bench->shapes = shapes_of(&bench->settings, bench->inspect);
-    measure(bench);
+    bench->settings.card = ka_cards_pick(bench->app->cards);
+    find_ceilings(bench);
 }
 
 int ka_bench_start(struct ka_app *app, const struct ka_bench_req *req, struct ka_bench **out,
@@ -371,13 +361,10 @@ int ka_bench_start(struct ka_app *app, const struct ka_bench_req *req, struct ka
 
 void ka_bench_interrupt(struct ka_bench *bench)
 {
-    if (!bench->op && !bench->due)
+    if (!bench->op)
         return;
-    if (bench->op)
-        ka_op_cancel(bench->op);
-    ka_soon_cancel(bench->due);
+    ka_op_cancel(bench->op);
     bench->op = NULL;
-    bench->due = NULL;
     finish(bench, 130);
 }
 
@@ -389,8 +376,6 @@ void ka_bench_free(struct ka_bench *bench)
         json_decref(documents[i]);
     if (bench->folder)
         ka_rmtree(bench->folder, NULL);
-    if (bench->seized)
-        ka_cards_release(bench->app->cards, bench->settings.card);
     char *texts[] = {bench->file,    bench->name, bench->only,   bench->folder,
                      bench->forward, bench->pair, bench->modules};
     for (size_t i = 0; i < KA_COUNT(texts); i++)

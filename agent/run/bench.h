@@ -3,7 +3,8 @@
  * Three children, one after another: inspect says what the file is; ceilings, which sees the forward part
  * alone, what the device gives and what each shape asks of it; bench times the whole file. The result
  * (agent/core/bench_result.h) is written as bench.json into the run folder that the file lies in, or into a
- * fresh one below `out`. One benchmark of a user runs at a time. Loop thread only.
+ * fresh one below `out`. The last two share a GPU and ask for it alone where they time; where its memory runs
+ * out, they begin anew once nobody else is there. Loop thread only.
  *
  * Nothing here is a verdict: a backward that was never checked is timed too. */
 #ifndef KA_RUN_BENCH_H
@@ -31,7 +32,7 @@ struct ka_bench_req {
 };
 
 /* Copies `req`. -ENOENT, -EINVAL for a file that is none or has nothing to time; -ENODEV where the settings
- * name no GPU. Others on the card are waited for once the file is understood. */
+ * name no GPU. */
 int ka_bench_start(struct ka_app *app, const struct ka_bench_req *req, struct ka_bench **out,
                    struct ka_err *err);
 void ka_bench_interrupt(struct ka_bench *bench);

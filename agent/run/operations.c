@@ -113,21 +113,15 @@ static bool try_again(struct ka_run_child *child, const struct ka_op_result *res
     return true;
 }
 
-static bool ran_out(const json_t *doc)
-{
-    return json_is_true(json_object_get(json_object_get(doc, "error"), "out_of_memory"));
-}
-
 /* What is timed has its card alone, but those who made way keep their memory there. Of other operations,
  * cases that ran out are tried again by who deals them out (fan.c). */
 static bool wants_more_memory(const struct ka_run_child *child, const struct ka_op_result *result)
 {
-    bool full = ka_run_on_gpu(child->run) && ran_out(result->doc);
-    if (strcmp(result->operation, "bench") == 0) {
-        KA_EACH(json_object_get(result->doc, "cases"), i, entry)
-            full |= ran_out(entry);
-    }
-    return full && !child->emptied;
+    const json_t *error = json_object_get(result->doc, "error");
+    bool full = strcmp(result->operation, "bench") == 0
+                    ? ka_op_ran_out(result)
+                    : json_is_true(json_object_get(error, "out_of_memory"));
+    return full && ka_run_on_gpu(child->run) && !child->emptied;
 }
 
 static bool try_emptied(struct ka_run_child *child, const struct ka_op_result *result)
@@ -182,7 +176,7 @@ static int start(struct ka_run_child *child, struct ka_err *err)
                                 .modules = run->modules,
                                 .tool = sanitizes ? run->settings.sanitizer : NULL,
                                 .beside = json_string_value(json_object_get(child->extra, "rival")),
-                                .alone = child->emptied || strcmp(child->operation, "bench") == 0,
+                                .alone = child->emptied,
                                 .emptied = child->emptied,
                                 .settings = &run->settings};
     return ka_op_start(run->app, &request, json_copy(child->extra), on_op, child, &child->op, err);

@@ -170,6 +170,7 @@ class _State:
     turn: int = 0  # which configuration an autotuner takes, of those left by its pruning
     every: bool = False  # on a GPU, the first time it chooses, an autotuner runs every configuration
     measured: bool = False  # on a GPU, an autotuner chooses as it does for its user
+    tuned: set[Autotuner] = field(default_factory=set)  # those that did
 
 
 _state = _State()
@@ -217,6 +218,23 @@ def tune_by_the_clock() -> None:
     """On a GPU, from now on in this process, autotuners measure every configuration at length and take the
     fastest, as they do for their users: for who is to be timed."""
     _state.measured = True
+
+
+def tuned() -> bool:
+    """Whether autotuners have measured by the clock, and not since they were told to do so anew."""
+    return bool(_state.tuned)
+
+
+@contextlib.contextmanager
+def tuning_anew() -> Iterator[None]:
+    """Inside, those measure again, and what they choose then stays: they were not alone on the GPU before.
+    Their kernels are compiled."""
+    for tuner in _state.tuned:
+        tuner.cache.clear()
+    try:
+        yield
+    finally:
+        _state.tuned = set()
 
 
 def benchmarking() -> bool:
@@ -283,6 +301,7 @@ def _install() -> None:
 
     def autotuner_bench(self: Autotuner, *args: Any, **kwargs: Any) -> Any:
         if _state.measured:
+            _state.tuned.add(self)
             return originals.autotuner_bench(self, *args, **kwargs)
         if _state.mode != "cuda":  # of a class of its own, which has another run()
             return _unmeasured(self, kwargs["config"])

@@ -4,6 +4,7 @@ FD is a SOCK_SEQPACKET socket to the daemon, LIBRARY is libka_jail.so, which put
 
     daemon -> zygote   "twin"   before all else, with a descriptor: the channel of a process like this one
                        id NUL option NUL option ... "--" NUL python   with descriptors: stdout, stderr, report
+                                                                      and, where it is not empty, stdin
     zygote -> daemon   "ready"
                        "started ID PID"    with a pidfd: deadlines are the daemon's, not ours
                        "ended ID STATUS"   the wait status, once the child and all below it are gone
@@ -156,7 +157,7 @@ class Zygote:
                     poller.unregister(fd)
                     self._reap(fd)
                     continue
-                message, fds, _, _ = socket.recv_fds(self.channel, _MESSAGE_MAX, 3)
+                message, fds, _, _ = socket.recv_fds(self.channel, _MESSAGE_MAX, 4)
                 if not message:
                     return  # the daemon is gone; our children die with us
                 if message == _TWIN:
@@ -187,7 +188,7 @@ class Zygote:
         name = request.decode("ascii")
         try:
             why = self._worn() or _unfit()
-            if why or len(fds) != 3:
+            if why or len(fds) not in (3, 4):
                 self._say(f"refused {name} {why or 'descriptors are missing'}")
                 return None
             return self._fork(name, options, fds)
@@ -240,8 +241,8 @@ def _become_child(library: ctypes.CDLL, options: list[bytes], fds: list[int]) ->
     """Never returns: layers first, then one request."""
     code = 114
     try:
-        null = os.open(os.devnull, os.O_RDONLY)
-        for target, fd in enumerate((null, fds[0], fds[1])):
+        stdin = fds[3] if len(fds) > 3 else os.open(os.devnull, os.O_RDONLY)
+        for target, fd in enumerate((stdin, fds[0], fds[1])):
             os.dup2(fd, target)
         arguments = [b"ka-jail", b"--result-fd", str(fds[2]).encode(), *options]
         argv = (ctypes.c_char_p * (len(arguments) + 1))(*arguments, None)

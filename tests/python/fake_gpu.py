@@ -64,5 +64,8 @@ class Gpu:
         call()
         return 4000
 
+    def crowded(self):
+        return True
+
     def release(self):
         pass

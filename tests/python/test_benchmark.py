@@ -10,7 +10,7 @@ import pytest
 import torch
 import triton
 from fake_gpu import Gpu as FakeGpu
-from kernel_agent.operations import benchmark, ceilings
+from kernel_agent.operations import benchmark, ceilings, limit
 from sources import SCALE_PAIR
 
 REFERENCE = """
@@ -275,7 +275,7 @@ class Stubborn(FakeGpu):
 @pytest.mark.parametrize("ends", [True, False])
 def test_compile__that_makes_another_error_of_its_end__is_told_again(write, tmp_path, monkeypatch, ends):
     monkeypatch.setattr(benchmark, "COMPILE_SECONDS", 0.1)
-    monkeypatch.setattr(benchmark, "AGAIN_SECONDS", 0.1)
+    monkeypatch.setattr(limit, "AGAIN_SECONDS", 0.1)
     gpu = Stubborn(ends)
     request = {"file": str(write(PAIR)), "device": "cuda", "cases": [*CASES, {**CASES[0], "id": 1}]}
     first, second = map(by_name, benchmark.run({**request, "seconds": 0}, tmp_path, gpu)["cases"])

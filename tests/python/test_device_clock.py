@@ -189,3 +189,10 @@ def test_machine__without_a_gpu__is_refused(monkeypatch, tmp_path):
     with pytest.raises(Unusable, match="torch finds no GPU") as raised:
         device_clock.Gpu("cuda", tmp_path)
     assert raised.value.kind == "needs_gpu"
+
+
+@pytest.mark.parametrize(("free", "own", "crowded"), [(100, 850, False), (100, 750, True), (850, 0, True)])
+def test_memory__that_others_hold__is_told_from_our_own(log, monkeypatch, tmp_path, free, own, crowded):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 1000))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: own)
+    assert device_clock.Gpu("cpu", tmp_path).crowded() == crowded

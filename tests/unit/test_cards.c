@@ -110,81 +110,23 @@ static void cards__children__are_limited_on_each(void **state)
     ka_cards_free(cards);
 }
 
-static void card__that_is_seized__is_nobody_elses(void **state)
+static void pick__takes_a_card_that_is_free_before_one_that_is_shared_or_somebodys_alone(void **state)
 {
-    struct ka_cards *bench = open_cards("0,1", 4), *service = open_cards("0,1", 4);
-    struct ka_card_use use;
-    struct ka_err err;
-    size_t card = 9;
+    (void)state;
+    struct ka_cards *bench = open_cards("0,1,2", 4), *others = open_cards("0,1,2", 4);
     bool elsewhere = false;
-    (void)state;
-    assert_int_equal(ka_cards_seize(bench, &card, &err), 0);
-    assert_int_equal(card, 0);
-    assert_false(ka_cards_enter(service, 0, &elsewhere));
-    assert_true(elsewhere);
-    assert_true(enters(service, 1) && enters(bench, 0));
-    ka_cards_look(service, 0, &use);
-    assert_true(use.alone);
-    ka_cards_look(service, 1, &use);
-    assert_true(!use.alone && use.children == 1);
-    ka_cards_leave(bench, 0);
-    assert_false(enters(service, 0)); /* between two children of a benchmark too */
-    ka_cards_release(bench, 0);
-    assert_true(enters(service, 0));
+    assert_int_equal(ka_cards_pick(bench), 0);
+    assert_true(ka_cards_enter_alone(others, 0, false, &elsewhere) && enters(others, 1));
+    assert_int_equal(ka_cards_pick(bench), 2);
+    assert_true(enters(others, 2));
+    assert_int_equal(ka_cards_pick(bench), 1);
+    ka_cards_leave(others, 1);
+    ka_cards_leave(others, 2);
+    assert_true(ka_cards_enter_alone(others, 1, false, &elsewhere));
+    assert_true(ka_cards_enter_alone(others, 2, false, &elsewhere));
+    assert_int_equal(ka_cards_pick(bench), 0);
+    ka_cards_free(others);
     ka_cards_free(bench);
-    ka_cards_free(service);
-}
-
-static void card__where_others_are_at_work__is_waited_for_and_begun_on_no_more(void **state)
-{
-    struct ka_cards *bench = open_cards("0", 4), *service = open_cards("0", 4);
-    struct ka_err err;
-    size_t card = 9;
-    (void)state;
-    assert_true(enters(service, 0) && enters(service, 0));
-    assert_int_equal(ka_cards_seize(bench, &card, &err), -EAGAIN);
-    assert_int_equal(card, 0);
-    assert_false(enters(service, 0));
-    ka_cards_leave(service, 0);
-    assert_int_equal(ka_cards_wait(bench, 0), -EAGAIN);
-    ka_cards_leave(service, 0);
-    assert_int_equal(ka_cards_wait(bench, 0), 0);
-    assert_true(enters(bench, 0));
-    ka_cards_free(bench); /* as the end of a process does */
-    assert_true(enters(service, 0));
-    ka_cards_free(service);
-}
-
-static void seize__takes_a_card_that_is_free_before_it_waits(void **state)
-{
-    struct ka_cards *first = open_cards("0,1,2", 4), *second = open_cards("0,1,2", 4);
-    struct ka_cards *service = open_cards("0,1,2", 4);
-    struct ka_err err;
-    size_t card = 9;
-    (void)state;
-    assert_true(enters(service, 1));
-    assert_int_equal(ka_cards_seize(first, &card, &err), 0);
-    assert_int_equal(card, 0);
-    assert_int_equal(ka_cards_seize(second, &card, &err), 0);
-    assert_int_equal(card, 2);
-    assert_true(enters(service, 1)); /* what was looked at only is not waited for */
-    ka_cards_free(second);
-    ka_cards_free(first);
-    ka_cards_free(service);
-}
-
-static void seize__where_others_have_all_alone__is_refused(void **state)
-{
-    struct ka_cards *first = open_cards("0", 4), *second = open_cards("0", 4);
-    struct ka_err err;
-    size_t card = 9;
-    (void)state;
-    assert_int_equal(ka_cards_seize(first, &card, &err), 0);
-    assert_int_equal(ka_cards_seize(second, &card, &err), -EBUSY);
-    assert_non_null(strstr(err.msg, "another benchmark is running"));
-    ka_cards_free(first);
-    assert_int_equal(ka_cards_seize(second, &card, &err), 0);
-    ka_cards_free(second);
 }
 
 static void child__that_is_alone__begins_after_those_at_work_and_before_any_other(void **state)
@@ -303,6 +245,105 @@ static void card__that_is_wanted_empty__is_stepped_aside_from_by_nobody(void **s
     ka_cards_free(cards);
 }
 
+static void child__that_asks__is_not_waited_for_and_keeps_its_place(void **state)
+{
+    (void)state;
+    struct ka_cards *cards = open_cards("0", 2), *others = open_cards("0", 2);
+    struct ka_card_use use;
+    bool elsewhere = false;
+    assert_true(enters(cards, 0) && enters(others, 0));
+    ka_cards_turn_ask(cards, 0);
+    assert_true(enters(cards, 0) && !enters(cards, 0)); /* it is one of two */
+    ka_cards_look(cards, 0, &use);
+    assert_true(use.children == 2 && !use.alone);
+    assert_false(ka_cards_turn_begin(cards, 0, &elsewhere) || elsewhere);
+    assert_true(ka_cards_is_wanted(cards, 0));
+    ka_cards_look(cards, 0, &use);
+    assert_true(use.alone && !use.timed);
+    ka_cards_step_aside(cards, 0);
+    assert_false(ka_cards_turn_begin(cards, 0, &elsewhere));
+    assert_true(elsewhere && ka_cards_is_wanted(others, 0));
+    ka_cards_step_aside(others, 0);
+    assert_true(ka_cards_turn_begin(cards, 0, &elsewhere));
+    assert_false(ka_cards_step_back(cards, 0) || ka_cards_step_back(others, 0));
+    ka_cards_look(cards, 0, &use);
+    assert_true(use.timed && use.children == 2);
+    ka_cards_turn_end(cards, 0);
+    assert_true(ka_cards_step_back(cards, 0) && ka_cards_step_back(others, 0));
+    ka_cards_look(cards, 0, &use);
+    assert_true(use.children == 2 && !use.timed);
+    ka_cards_leave(cards, 0);
+    ka_cards_leave(cards, 0);
+    ka_cards_leave(others, 0);
+    let_the_pause_pass();
+    assert_true(ka_cards_enter_alone(others, 0, false, &elsewhere)); /* nobody is left */
+    ka_cards_free(others);
+    ka_cards_free(cards);
+}
+
+static void child__whose_turn_is_over__stays_stopped_while_others_have_theirs(void **state)
+{
+    (void)state;
+    struct ka_cards *cards = open_cards("0", 2), *others = open_cards("0", 2);
+    bool elsewhere = false;
+    assert_true(enters(cards, 0));
+    ka_cards_turn_ask(cards, 0);
+    assert_true(ka_cards_turn_begin(cards, 0, &elsewhere));
+    ka_cards_turn_end(cards, 0);
+    let_the_pause_pass();
+    assert_true(ka_cards_enter_alone(others, 0, false, &elsewhere)); /* before it has stepped back */
+    assert_false(ka_cards_step_back(cards, 0));
+    ka_cards_leave_alone(others, 0, true);
+    assert_true(ka_cards_step_back(cards, 0));
+    ka_cards_leave(cards, 0);
+    ka_cards_free(others);
+    ka_cards_free(cards);
+}
+
+static void child__that_asked_and_ends__lets_the_card_go(void **state)
+{
+    (void)state;
+    struct ka_cards *cards = open_cards("0", 1), *others = open_cards("0", 1);
+    bool elsewhere = false;
+    assert_true(enters(cards, 0) && enters(others, 0));
+    ka_cards_turn_ask(cards, 0);
+    assert_false(ka_cards_turn_begin(cards, 0, &elsewhere) || enters(cards, 0));
+    ka_cards_turn_drop(cards, 0);
+    assert_false(ka_cards_is_wanted(others, 0));
+    assert_true(enters(cards, 0));
+    ka_cards_turn_ask(cards, 0);
+    ka_cards_leave(others, 0);
+    assert_true(ka_cards_turn_begin(cards, 0, &elsewhere));
+    ka_cards_leave_alone(cards, 0, true); /* in its turn */
+    assert_true(enters(cards, 0) && enters(others, 0));
+    ka_cards_free(others);
+    ka_cards_free(cards);
+}
+
+static void child__that_asks__goes_before_one_of_its_process_that_wants_the_card_empty(void **state)
+{
+    (void)state;
+    struct ka_cards *cards = open_cards("0", 4), *others = open_cards("0", 4);
+    bool elsewhere = false;
+    assert_true(enters(others, 0) && enters(cards, 0));
+    ka_cards_turn_ask(cards, 0);
+    assert_false(ka_cards_enter_alone(cards, 0, true, &elsewhere));
+    assert_false(ka_cards_is_wanted(others, 0)); /* they are waited for */
+    assert_false(ka_cards_turn_begin(cards, 0, &elsewhere));
+    assert_true(ka_cards_is_wanted(others, 0)); /* to make way, for who asks */
+    ka_cards_step_aside(others, 0);
+    assert_true(ka_cards_turn_begin(cards, 0, &elsewhere));
+    ka_cards_turn_end(cards, 0);
+    assert_true(ka_cards_step_back(cards, 0) && ka_cards_step_back(others, 0));
+    ka_cards_leave(cards, 0);
+    let_the_pause_pass();
+    assert_false(ka_cards_enter_alone(cards, 0, true, &elsewhere) || ka_cards_is_wanted(others, 0));
+    ka_cards_leave(others, 0);
+    assert_true(ka_cards_enter_alone(cards, 0, true, &elsewhere));
+    ka_cards_free(others);
+    ka_cards_free(cards);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -310,15 +351,16 @@ int main(void)
         cmocka_unit_test(names__of_the_environment__are_what_cuda_makes_of_them),
         cmocka_unit_test(cards__runs__are_spread_evenly),
         cmocka_unit_test(cards__children__are_limited_on_each),
-        cmocka_unit_test(card__that_is_seized__is_nobody_elses),
-        cmocka_unit_test(card__where_others_are_at_work__is_waited_for_and_begun_on_no_more),
-        cmocka_unit_test(seize__takes_a_card_that_is_free_before_it_waits),
-        cmocka_unit_test(seize__where_others_have_all_alone__is_refused),
+        cmocka_unit_test(pick__takes_a_card_that_is_free_before_one_that_is_shared_or_somebodys_alone),
         cmocka_unit_test(child__that_is_alone__begins_after_those_at_work_and_before_any_other),
         cmocka_unit_test(child__that_is_to_be_alone__waits_for_others_and_may_give_up),
         cmocka_unit_test(card__that_was_somebodys_alone__is_first_had_by_those_who_share_it),
         cmocka_unit_test(card__whose_children_stepped_aside__is_had_alone_and_theirs_again_later),
         cmocka_unit_test(card__that_is_wanted_empty__is_stepped_aside_from_by_nobody),
+        cmocka_unit_test(child__that_asks__is_not_waited_for_and_keeps_its_place),
+        cmocka_unit_test(child__whose_turn_is_over__stays_stopped_while_others_have_theirs),
+        cmocka_unit_test(child__that_asked_and_ends__lets_the_card_go),
+        cmocka_unit_test(child__that_asks__goes_before_one_of_its_process_that_wants_the_card_empty),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

@@ -9,7 +9,9 @@ or, where the request has a member "rival", none of those but
 
     rival       the entry of the file that it names; null: nobody, ours alone is timed
 
-All are called in one process, in turn, on inputs drawn anew for each call. Nothing here judges: samples go to
+All are called in one process, in turn, on inputs drawn anew for each call. While this compiles others are at
+work on the GPU: it is had alone for what the clock says only, the rounds and what autotuners measure. Nothing
+here judges: samples go to
 the daemon as they are. This process has run the candidate's code, which could change all that it says
 (docs/protocol.md has what the daemon can still tell).
 """
@@ -17,7 +19,6 @@ the daemon as they are. This process has run the candidate's code, which could c
 from __future__ import annotations
 
 import contextlib
-import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -29,17 +30,18 @@ import torch
 from .. import draw
 from ..errors import Unusable, describe, wrap
 from ..forward import Forward, load
-from ..launches import tune_by_the_clock
+from ..launches import tune_by_the_clock, tuned, tuning_anew
 from . import budget
 from .candidate import entry_of
 from .ceilings import PASSES
 from .device_clock import Gpu
+from .limit import Limit
+from .turns import Turns
 
 # Unless more are asked for; the median of fewer than six has no interval at 95 %.
 ROUNDS_LEAST, ROUNDS_MOST = 7, 100
 VALUES_MOST = 400_000  # in a result, of all cases: the daemon takes no more than half a million
 COMPILE_SECONDS = 60  # for torch.compile of one shape: it unrolls loops over time without end
-AGAIN_SECONDS = 5.0  # a compiler that took the end of its time for an error of something else is told again
 # Of a peer that alone takes all the seconds, and so many at least: a loop over rows in Python, say.
 SLOW_ROUNDS, SLOW_SECONDS = 3, 1.0
 _PATIENCE = 5  # times the seconds: after so many the rounds asked for are given up, but for the least
@@ -48,8 +50,11 @@ _VALUES_A_ROUND = 48  # four subjects, three passes, two ways; and what went on 
 Samples = dict[str, dict[str, list[float]]]  # by pass, then "alone" or "graph": milliseconds
 
 
-def run(request: dict[str, Any], scratch: Path, gpu: Gpu | None = None) -> dict[str, Any]:
+def run(
+    request: dict[str, Any], scratch: Path, gpu: Gpu | None = None, turns: Turns | None = None
+) -> dict[str, Any]:
     """The result of docs/protocol.md's op bench. Errors of one case do not end the others."""
+    turns = turns or Turns.of(request)
     gpu = gpu or Gpu(request["device"], scratch)
     target = request.get("target") or "sm_90"
     fwd = load(request["file"], gpu.mode, target, str(gpu.device), function=request.get("function"))
@@ -59,31 +64,62 @@ def run(request: dict[str, Any], scratch: Path, gpu: Gpu | None = None) -> dict[
     if request.get("rival"):
         other = load(request["rival"], gpu.mode, target, str(gpu.device), function=request.get("function"))
         rival = entry_of(other, None)
-    count = max(1, len(request["cases"]))
-    share, most = request["seconds"] / count, min(ROUNDS_MOST, VALUES_MOST // _VALUES_A_ROUND // count)
-    cases: list[dict[str, Any]] = []
+    asked = request["cases"]
+    passes = request.get("passes") or PASSES
+    races = "rival" in request
+    count = max(1, len(asked))
+    pace = Pace(
+        request["seconds"] / count,
+        request.get("rounds") or ROUNDS_LEAST,
+        min(ROUNDS_MOST, VALUES_MOST // _VALUES_A_ROUND // count),
+    )
+    # A race is over in seconds, and waiting for a turn takes one: all its shapes have the same.
+    together = races and turns.shared
+    waiting = [list(range(len(asked)))] if together else [[at] for at in range(len(asked))]
+    cases: list[dict[str, Any]] = [{} for _ in asked]
     compiles = True  # until that took too long
-    for case in request["cases"]:
-        try:
-            passes = request.get("passes") or PASSES
-            bench = Bench(fwd, gpu, case, passes, request.get("dtype"))
-            subjects = beside(entry, rival) if "rival" in request else subjects_of(fwd, entry, gpu, compiles)
-            least = request.get("rounds") or ROUNDS_LEAST
-            made = {"ok": True, **bench.run(subjects, share, least, most)}
-            compiles = compiles and not any(subject.endless for subject in subjects)
-        except (Exception, SystemExit) as exc:  # noqa: BLE001 (one case fails, the others go on)
-            made = {"ok": False, "error": _error(exc, fwd).to_dict()}
+    while waiting:
+        batch = waiting.pop(0)
+        benches = [Bench(fwd, gpu, asked[at], passes, request.get("dtype")) for at in batch]
+        for bench in benches:
+            with bench.failing():
+                bench.warm(beside(entry, rival) if races else subjects_of(fwd, entry, gpu, compiles))
+            compiles = compiles and not any(subject.endless for subject in bench.subjects)
+        for at, bench, made in zip(batch, benches, take_turns(benches, turns, pace), strict=True):
+            cases[at] = made
+            if len(batch) > 1 and bench.ran_out():  # beside the other shapes
+                waiting.append([at])
+        del bench, benches
         gpu.release()  # also the memory of graphs
-        cases.append({"id": case["id"], **made})
     return {"entry": entry.__name__, "cases": cases}
 
 
-def _error(exc: BaseException, fwd: Forward) -> Unusable:
-    error = wrap("candidate_raised", "", exc, [fwd.path])
-    full = budget.out_of_memory(exc)
-    if full is not None:
-        error.message, error.out_of_memory = f"{full}: {error.message}", True
-    return error
+@dataclass
+class Pace:
+    """Of one shape: for how many seconds rounds go on, how many there are at least, and at most."""
+
+    seconds: float
+    least: int
+    most: int
+
+
+def take_turns(benches: list[Bench], turns: Turns, pace: Pace) -> list[dict[str, Any]]:
+    """Shapes whose subjects were called, timed in one turn: results, in their order. What autotuners chose
+    while others were at work is measured again in a turn before."""
+    if turns.shared and tuned():
+        with turns.alone(), tuning_anew():
+            for bench in benches:
+                with bench.failing():
+                    bench.call_again()
+    for bench in benches:
+        with bench.failing():
+            bench.capture()
+    if any(bench.error is None for bench in benches):
+        with turns.alone():
+            for bench in benches:
+                with bench.failing():
+                    bench.time_all(pace)
+    return [bench.result() for bench in benches]
 
 
 @dataclass
@@ -94,7 +130,10 @@ class Subject:
     function: Callable[..., Any] | None
     missing: str | None = None
     endless: bool = False  # it took too long to compile
+    full: bool = False  # what it is missing, or has no graph, for is memory of the device
+    crowded: bool = False  # of which others held a good part
     spent: float = 0.0  # seconds of its turns
+    call: Call | None = None  # the first one
     graphs: Graphs | None = None
     no_graph: str | None = None
     times: Samples = field(default_factory=dict)
@@ -105,7 +144,7 @@ class Subject:
 
     def to_dict(self) -> dict[str, Any]:
         if self.function is None:
-            return {"name": self.name, "missing": self.missing}
+            return {"name": self.name, "missing": self.missing, **self._memory()}
         return {
             "name": self.name,
             "no_graph": self.no_graph,
@@ -114,7 +153,11 @@ class Subject:
             "saved_bytes": self.saved_bytes,
             "peak_bytes": self.peak_bytes,
             "difference": self.difference,
+            **self._memory(),
         }
+
+    def _memory(self) -> dict[str, bool]:
+        return {"out_of_memory": True} if self.full and self.crowded else {}
 
 
 def subjects_of(fwd: Forward, entry: Callable[..., Any], gpu: Gpu, compiles: bool = True) -> list[Subject]:
@@ -231,74 +274,139 @@ class Graphs:
 
 
 class Bench:
-    """One shape."""
+    """One shape: warm(), capture(), time_all() and result(), in this order. Inside failing() what raises is
+    the shape's error, after which nothing more is done for it."""
 
     def __init__(
         self, fwd: Forward, gpu: Gpu, case: dict[str, Any], passes: Sequence[str], dtype: str | None
     ) -> None:
         self.fwd = fwd
         self.gpu = gpu
+        self.id: Any = case["id"]
         self.dims: dict[str, Any] = case["dims"]
         self.seed: int = case["seed"]
         self.passes = [name for name in PASSES if name in passes]
         self.dtype = dtype
         self.asked: list[int] | None = None  # outputs that ours differentiates: of the others no more
+        self.subjects: list[Subject] = []
+        self.rounds = 0
+        self.error: Unusable | None = None
+        self.full = False  # its cause is memory of the device
 
-    def run(self, subjects: list[Subject], seconds: float, least: int, most: int) -> dict[str, Any]:
-        """Rounds, in each of which all have their turn: `least`, or fewer where they take several times the
-        `seconds`; and on until those are over, or there were `most`. Slow peers have fewer turns."""
-        for subject in subjects:
-            self.prepare(subject)
-        timed = [subject for subject in subjects if subject.function is not None]
-        self.gpu.settle()
-        began = time.monotonic()
-        rounds = 0
-        while True:
-            spent = time.monotonic() - began
-            enough = least if spent < _PATIENCE * seconds else min(least, ROUNDS_LEAST)
-            if rounds >= enough and (rounds >= most or spent >= seconds):
-                break
-            rounds += 1
-            for subject in timed:
-                often = subject.name in MEASURED or subject.spent < max(seconds, SLOW_SECONDS)
-                if often or rounds <= SLOW_ROUNDS:
-                    self.turn(subject, self.seed + rounds)
-        with contextlib.suppress(torch.OutOfMemoryError):  # several sets of gradients may be too many
-            self.compare(timed)
-        return {"rounds": rounds, "subjects": [subject.to_dict() for subject in subjects]}
-
-    def call(self, subject: Subject, seed: int) -> Call:
-        assert subject.function is not None
-        return Call(self.fwd, subject.function, self.dims, seed, self.dtype, self.asked)
-
-    def prepare(self, subject: Subject) -> None:
-        """Everything is compiled, tuned and captured; what that takes is nobody's time. Whoever cannot be
-        called is missing, unless it is ours."""
-        if subject.function is None:
-            return
-        limit = Limit(COMPILE_SECONDS if subject.name == "compile" else 0, "compiling it")
+    @contextlib.contextmanager
+    def failing(self) -> Iterator[None]:
         try:
-            with limit:
+            yield
+        except (Exception, SystemExit) as exc:  # noqa: BLE001 (one case fails, the others go on)
+            self.error = self.error or self.why(exc)
+            self.subjects = []
+
+    def why(self, exc: BaseException) -> Unusable:
+        error = wrap("candidate_raised", "", exc, [self.fwd.path])
+        full = budget.out_of_memory(exc)
+        if full is not None:
+            self.full, error.message = True, f"{full}: {error.message}"
+        error.out_of_memory = self.full and self.gpu.crowded()
+        return error
+
+    def timed(self) -> list[Subject]:
+        return [subject for subject in self.subjects if subject.function is not None]
+
+    def warm(self, subjects: list[Subject]) -> None:
+        """Everything is compiled and tuned; what that takes is nobody's time. Whoever cannot be called is
+        missing, unless it is ours."""
+        self.subjects = subjects
+        for subject in self.timed():
+            limit = Limit(COMPILE_SECONDS if subject.name == "compile" else 0, "compiling it")
+            with self.missing(subject, limit), limit:
                 call = self.call(subject, self.seed)
                 call.forward()
                 if subject.name == "ours":
                     self.asked = call.differentiable
                 call.upstreams = call.draw_upstreams(self.seed)
                 self.gpu.warm(call.both)
-            self.measure_memory(subject)
+                call.outputs = []
+                subject.call = call
+
+    def call_again(self) -> None:
+        """Autotuners have forgotten what they chose, and everything is compiled."""
+        self.gpu.settle()
+        for subject in self.timed():
+            with self.missing(subject):
+                assert subject.call is not None
+                self.gpu.warm(subject.call.both)
+                subject.call.outputs = []
+
+    def capture(self) -> None:
+        """Graphs, where there can be such, and what memory a step takes."""
+        for subject in self.timed():
+            with self.missing(subject):
+                self.measure_memory(subject)
+            if subject.function is None:
+                continue
+            assert subject.call is not None
+            try:
+                subject.graphs = Graphs(self.gpu, subject.call)
+            except Exception as exc:  # noqa: BLE001 (whatever it is, the plain calls are timed)
+                subject.no_graph = describe(exc)
+                self.note_memory(subject, exc)
+                with contextlib.suppress(
+                    RuntimeError
+                ):  # what is still wrong of the capture says so once more
+                    self.gpu.release()
+
+    @contextlib.contextmanager
+    def missing(self, subject: Subject, limit: Limit | None = None) -> Iterator[None]:
+        try:
+            yield
         except Exception as exc:
             if subject.name == "ours":
                 raise
-            subject.endless = limit.over
-            why = limit.told if limit.over else f"it raised {describe(exc)}"
-            subject.function, subject.missing = None, why
+            subject.endless = limit is not None and limit.over
+            why = limit.told if limit and limit.over else f"it raised {describe(exc)}"
+            self.note_memory(subject, exc)
+            subject.function, subject.missing, subject.call = None, why, None
+
+    def note_memory(self, subject: Subject, exc: Exception) -> None:
+        subject.full = budget.out_of_memory(exc) is not None
+        subject.crowded = subject.full and self.gpu.crowded()
+
+    def ran_out(self) -> bool:
+        """Whether memory was missing for the shape, or for one of its subjects."""
+        return self.full or any(subject.full for subject in self.subjects)
+
+    def time_all(self, pace: Pace) -> None:
+        """Rounds, in each of which all have their turn: as many as `pace` has at least, or fewer where they
+        take several times its seconds; and on until those are over, or there were the most. Slow peers have
+        fewer turns."""
+        if self.error is not None:
             return
-        try:
-            subject.graphs = Graphs(self.gpu, call)
-        except Exception as exc:  # noqa: BLE001 (whatever it is, the plain calls are timed)
-            subject.no_graph = describe(exc)
-            with contextlib.suppress(RuntimeError):  # what is still wrong of the capture says so once more
-                self.gpu.release()
+        timed = self.timed()
+        self.gpu.settle()
+        began = time.monotonic()
+        while True:
+            spent = time.monotonic() - began
+            enough = pace.least if spent < _PATIENCE * pace.seconds else min(pace.least, ROUNDS_LEAST)
+            if self.rounds >= enough and (self.rounds >= pace.most or spent >= pace.seconds):
+                break
+            self.rounds += 1
+            for subject in timed:
+                often = subject.name in MEASURED or subject.spent < max(pace.seconds, SLOW_SECONDS)
+                if often or self.rounds <= SLOW_ROUNDS:
+                    self.turn(subject, self.seed + self.rounds)
+
+    def result(self) -> dict[str, Any]:
+        """What all is timed for; gradients are compared now."""
+        with self.failing(), contextlib.suppress(torch.OutOfMemoryError):  # several sets may be too many
+            self.compare(self.timed())
+        if self.error is not None:
+            return {"id": self.id, "ok": False, "error": self.error.to_dict()}
+        subjects = [subject.to_dict() for subject in self.subjects]
+        return {"id": self.id, "ok": True, "rounds": self.rounds, "subjects": subjects}
+
+    def call(self, subject: Subject, seed: int) -> Call:
+        assert subject.function is not None
+        return Call(self.fwd, subject.function, self.dims, seed, self.dtype, self.asked)
 
     def measure_memory(self, subject: Subject) -> None:
         """What is kept for the backward beyond inputs and outputs, and the most that a step allocates."""
@@ -369,28 +477,6 @@ class Bench:
         leaves = call.leaves.values()
         found = zip(call.backward(), leaves, strict=True)
         return [torch.zeros_like(leaf) if grad is None else grad for grad, leaf in found]
-
-
-class Limit:
-    """In the main thread, TimeoutError in what takes longer; 0 seconds: as long as it takes. A compiler that
-    catches it, or makes another error of it, is told again; `over` says that it was told."""
-
-    def __init__(self, seconds: float, what: str) -> None:
-        self.seconds = seconds
-        self.told = f"{what} took more than {seconds:g} s"
-        self.over = False
-
-    def __enter__(self) -> None:
-        self.before = signal.signal(signal.SIGALRM, self._tell)
-        signal.setitimer(signal.ITIMER_REAL, self.seconds, AGAIN_SECONDS if self.seconds else 0)
-
-    def __exit__(self, *_: object) -> None:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, self.before)
-
-    def _tell(self, _signal: int, _frame: object) -> None:
-        self.over = True
-        raise TimeoutError(self.told)
 
 
 def _difference(grad: torch.Tensor, expected: torch.Tensor) -> float:

@@ -6,7 +6,8 @@ candidate's process could have told. Samples go to the daemon as they are.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +19,19 @@ from ..forward import Forward, load
 from . import budget
 from .device_clock import Gpu
 from .traffic import bytes_of
+from .turns import Turns
 
 PASSES = ("fwd", "bwd", "both")
 _SAMPLES = 20
 
 
-def run(request: dict[str, Any], scratch: Path, gpu: Gpu | None = None) -> dict[str, Any]:
+def run(
+    request: dict[str, Any], scratch: Path, gpu: Gpu | None = None, turns: Turns | None = None
+) -> dict[str, Any]:
     """The result of docs/protocol.md's op ceilings."""
+    turns = turns or Turns.of(request)
     gpu = gpu or Gpu(request["device"], scratch)
-    dtype = draw.dtype_of(request["ceiling_dtype"])
-    found = {"device": gpu.describe(), "copy": _copy(gpu), "matmul": _matmul(gpu, dtype)}
+    found = {"device": gpu.describe(), **_most(gpu, draw.dtype_of(request["ceiling_dtype"]), turns)}
     target = request.get("target") or "sm_90"
     fwd = load(request["file"], gpu.mode, target, str(gpu.device), function=request.get("function"))
     cases = []
@@ -35,38 +39,73 @@ def run(request: dict[str, Any], scratch: Path, gpu: Gpu | None = None) -> dict[
         try:
             made: dict[str, Any] = {"ok": True, **_needs(fwd, case, request.get("dtype"))}
         except (Exception, SystemExit) as exc:  # noqa: BLE001 (one case fails, the others go on)
-            made = {"ok": False, "error": wrap("stub_raised", "", exc, [fwd.path]).to_dict()}
+            error = wrap("stub_raised", "", exc, [fwd.path])
+            error.out_of_memory = budget.out_of_memory(exc) is not None
+            made = {"ok": False, "error": error.to_dict()}
         budget.release(str(gpu.device))
         cases.append({"id": case["id"], **made})
     return {**found, "cases": cases}
 
 
-def _samples(gpu: Gpu, call: Callable[[], object]) -> list[float]:
-    gpu.warm(call)
-    return [gpu.time(call)[1] for _ in range(_SAMPLES)]
+_Way = tuple[dict[str, Any], Callable[[], object]]  # what one call does, and the call
 
 
-def _copy(gpu: Gpu) -> dict[str, Any]:
-    """One tensor copied to another: bytes read and written, and how long that took."""
-    size = gpu.copy_bytes
-    source = torch.ones(size, dtype=torch.uint8, device=gpu.device)
-    target = torch.empty_like(source)
-    return {"bytes": 2 * size, "ms": _samples(gpu, lambda: target.copy_(source))}
+def _most(gpu: Gpu, dtype: torch.dtype | None, turns: Turns) -> dict[str, Any]:
+    """What a copy and a product take. The libraries are loaded before the GPU is had alone."""
+    with _tf32():
+        ways = {"copy": _copy(gpu), "matmul": _matmul(gpu, dtype)}
+        with turns.alone():
+            gpu.settle()
+            return {name: _sampled(gpu, way) for name, way in ways.items()}
 
 
-def _matmul(gpu: Gpu, dtype: torch.dtype | None) -> dict[str, Any] | None:
-    """Two square matrices, float32 in TF32 as kernels have it. None where torch multiplies no such dtype."""
-    dtype = dtype or torch.float32
-    order = gpu.matmul_order(dtype)
+def _sampled(gpu: Gpu, way: _Way | None) -> dict[str, Any] | None:
+    if way is None:
+        return None
+    does, call = way
+    return {**does, "ms": [gpu.time(call)[1] for _ in range(_SAMPLES)]}
+
+
+@contextlib.contextmanager
+def _tf32() -> Iterator[None]:
+    """Products of float32 in TF32, as kernels have them."""
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = True
     try:
-        a, b = (torch.ones(order, order, dtype=dtype, device=gpu.device) for _ in range(2))
-        return {"flops": 2 * order**3, "dtype": draw.dtype_name(a.dtype), "ms": _samples(gpu, lambda: a @ b)}
-    except RuntimeError:
-        return None
+        yield
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def _copy(gpu: Gpu) -> _Way:
+    """One tensor copied to another: bytes read and written."""
+    size = gpu.copy_bytes
+    source = torch.ones(size, dtype=torch.uint8, device=gpu.device)
+    target = torch.empty_like(source)
+
+    def copy() -> object:
+        return target.copy_(source)
+
+    gpu.warm(copy)
+    return {"bytes": 2 * size}, copy
+
+
+def _matmul(gpu: Gpu, dtype: torch.dtype | None) -> _Way | None:
+    """Two square matrices. None where torch multiplies no such dtype."""
+    dtype = dtype or torch.float32
+    order = gpu.matmul_order(dtype)
+
+    def multiply() -> object:
+        return a @ b
+
+    try:
+        a, b = (torch.ones(order, order, dtype=dtype, device=gpu.device) for _ in range(2))
+        gpu.warm(multiply)
+    except torch.OutOfMemoryError:  # others have it: it is asked for once more
+        raise
+    except RuntimeError:
+        return None
+    return {"flops": 2 * order**3, "dtype": draw.dtype_name(dtype)}, multiply
 
 
 def _needs(fwd: Forward, case: dict[str, Any], dtype: str | None) -> dict[str, Any]:

@@ -26,6 +26,7 @@ Made = TypeVar("Made")
 
 _L2_UNKNOWN = 128 << 20  # larger than any that there is today
 WARM_CALLS, WARM_SECONDS = 3, 1.0
+_CROWD = 0.1  # of the memory; a context and the kernels of one process have less
 # Work of others lets a tiny kernel wait for their slices of time, a millisecond or more.
 _QUIET_SECONDS, _QUIET_MOST, _SLOW_SECONDS = 0.03, 3.0, 5e-4
 
@@ -143,6 +144,15 @@ class Gpu:
         call()
         torch.cuda.synchronize()
         return torch.cuda.max_memory_allocated(self.device) - before
+
+    def crowded(self) -> bool:
+        """Whether others hold a good part of the memory: what ran out might be had without them."""
+        try:
+            free, total = torch.cuda.mem_get_info(self.device)
+        except RuntimeError:  # the context is broken, which nobody else's memory would mend
+            return False
+        others = total - free - torch.cuda.memory_reserved(self.device)
+        return others > _CROWD * total
 
     def release(self) -> None:
         gc.collect()
