@@ -27,7 +27,7 @@
 #define LAYERS_MAX 4096
 #define CHILD_MEM_DEFAULT_MB 6144
 #define DEADLINE_DEFAULT_MS (10 * 60 * 1000)
-#define REAP_MS (10 * 1000) /* a killed process that is still there then is stuck in the kernel */
+#define REAP_DEFAULT_MS (10 * 1000)
 #define MEMORY_LOOK_MS 250
 #define MEMORY_WAIT_MS (30 * 1000) /* for memory that others have, before a first child */
 #define MEMORY_CALM_MS 1000 /* while there is plenty: looking costs more than all else in an idle wait */
@@ -180,7 +180,7 @@ static void kill_child(struct child *c)
         ka_zygote_kill(&c->job);
     else
         uv_process_kill(&c->process, SIGKILL);
-    uv_timer_start(&c->timer, on_stuck, REAP_MS, 0);
+    uv_timer_start(&c->timer, on_stuck, c->owner->reap_ms, 0);
 }
 
 void ka_child_on_deadline(uv_timer_t *timer)
@@ -629,6 +629,7 @@ int ka_children_new(struct ka_loop *loop, const struct ka_children_conf *conf, s
     cs->machine = ka_strdup(conf->machine ? conf->machine : "/");
     cs->max_running = conf->max_running ? conf->max_running : 1;
     cs->cards = conf->cards;
+    cs->reap_ms = conf->reap_ms ? conf->reap_ms : REAP_DEFAULT_MS;
     cs->child_mem_mb = conf->child_mem_mb ? conf->child_mem_mb : CHILD_MEM_DEFAULT_MB;
     cs->gpu = conf->gpu;
     unsigned total = conf->total_mem_mb ? conf->total_mem_mb : (cs->max_running + 1) * cs->child_mem_mb;

@@ -21,6 +21,7 @@ struct ka_children_conf {
     const char
         *base; /* folder for the scratches; NULL: $XDG_RUNTIME_DIR/kernel-agent or /tmp/kernel-agent-UID */
     unsigned max_running;   /* 0: 1 */
+    unsigned reap_ms;       /* a killed process that is still there then is stuck in the kernel; 0: 10 s */
     struct ka_cards *cards; /* which GPUs, and how many on each at a time; borrowed. NULL: as it comes */
     unsigned child_mem_mb;  /* the most that a child of a warm interpreter may ask for; 0: 6144 */
     unsigned total_mem_mb; /* of a warm interpreter and all its children; 0: what they may ask for together */

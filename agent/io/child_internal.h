@@ -48,7 +48,7 @@ struct ka_children {
     uint64_t low_since;                            /* while none runs; 0: it is not */
     struct ka_cards *cards;                        /* NULL */
     unsigned max_running, running, paused, queued; /* who is paused is running too */
-    unsigned child_mem_mb;
+    unsigned child_mem_mb, reap_ms;
     bool gpu, kept_out; /* another process has a card alone */
     uint64_t last_op;
     bool closing, left;

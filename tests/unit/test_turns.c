@@ -169,6 +169,49 @@ static void child__that_asks_beside_one_that_cannot_be_stopped__waits_for_the_en
     ka_cards_free(others);
 }
 
+/* Every process that began below this one: who is stopped does not hear that its child has died. */
+static void signal_zygotes(int number)
+{
+    char path[64], line[4096] = "";
+    snprintf(path, sizeof(path), "/proc/self/task/%d/children", (int)getpid());
+    FILE *file = fopen(path, "r");
+    assert_non_null(file);
+    char *at = fgets(line, sizeof(line), file);
+    fclose(file);
+    for (long pid; at && (pid = strtol(at, &at, 10)) > 0;)
+        assert_int_equal(kill((pid_t)pid, number), 0);
+}
+
+/* As a GPU's driver holds it for some time. */
+static void child__that_is_killed_and_not_gone__has_no_clock_that_goes_on(void **state)
+{
+    struct ka_cards *others = NULL;
+    struct fixture *f = with_cards(state, &others);
+    struct seen s = {0};
+    bool elsewhere = false;
+    struct ka_child_req req = asking(UNTIL("go"));
+    run_first(f);
+    req.turns = false;
+    req.deadline_ms = 1500;
+    start_this(f, req, &s);
+    run_until_it_runs(f);
+    run_for(f, 500);
+    signal_zygotes(SIGSTOP);
+    run_until(f, &s);
+    assert_int_equal(s.error, -ETIMEDOUT);
+    for (int i = 0; i < 2; i++) { /* it is on the card while others want that alone, and when they leave */
+        ka_cards_enter_alone(others, 0, false, &elsewhere);
+        run_for(f, 300);
+        ka_cards_leave_alone(others, 0, false);
+        run_for(f, 1200);
+    }
+    assert_int_equal(s.calls, 1);
+    signal_zygotes(SIGCONT);
+    while (ka_children_running(f->children))
+        uv_run(ka_loop_uv(f->loop), UV_RUN_ONCE);
+    ka_cards_free(others);
+}
+
 static void child__that_ends_in_its_turn__lets_the_card_go(void **state)
 {
     static const struct {
@@ -337,6 +380,7 @@ int main(void)
         WITH_JAIL(child__that_waits_for_its_turn__is_stopped_and_so_is_its_clock),
         WITH_JAIL(children__of_two_processes_that_ask__have_the_card_one_after_another),
         WITH_JAIL(child__that_asks_beside_one_that_cannot_be_stopped__waits_for_the_end_of_that),
+        WITH_JAIL(child__that_is_killed_and_not_gone__has_no_clock_that_goes_on),
         WITH_JAIL(child__that_ends_in_its_turn__lets_the_card_go),
         WITH_JAIL(child__that_is_cancelled_while_it_waits__waits_no_longer),
         WITH_JAIL(child__that_says_what_is_not_due__has_no_more_turns),
