@@ -175,7 +175,10 @@ static void signal_zygotes(int number)
     char path[64], line[4096] = "";
     snprintf(path, sizeof(path), "/proc/self/task/%d/children", (int)getpid());
     FILE *file = fopen(path, "r");
-    assert_non_null(file);
+    if (!file) {
+        print_message("this kernel names no children below /proc: skipped\n");
+        skip();
+    }
     char *at = fgets(line, sizeof(line), file);
     fclose(file);
     for (long pid; at && (pid = strtol(at, &at, 10)) > 0;)
