@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from diff_support import MARKER, ROOT, assert_right, draft, edits_of, errors
+from kernel_agent.differentiate.schedule import aligned_rows
 
 LOSS = "dataset/loss/fused_linear_ce_two_owner_recompute.py"
 TWICE = "dataset/loss/info_nce_clip_symmetric.py"
@@ -109,7 +110,10 @@ def test_kernel_that_is_launched_twice__has_them_in_both(forward, config: dict) 
     "config",
     [{"BLOCK_M": 16, "BLOCK_N": 16}, {"BLOCK_M": 128, "BLOCK_N": 64, "num_warps": 8, "num_stages": 2}],
 )
-def test_tiles_of_one_block_with_a_loop_over_groups__have_them(forward, config: dict) -> None:
+def test_tiles_of_one_block_with_a_loop_over_groups__have_them(
+    forward, config: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(aligned_rows, "ALIGNED", 1)
     file = forward(PACKED)
     cases = [({"M": m, "groups": 3, "size": 24, "N": n}, "normal") for m, n in ((70, 45), (33, 65), (5, 130))]
     result = draft(file, cases[0][0], config=config)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from diff_support import ROOT, assert_right, draft, edits_of, errors
+from kernel_agent.differentiate.schedule import aligned_rows
 from kernel_agent.differentiate.write import steps
 
 MATMUL = ROOT / "examples/matmul.py"
@@ -39,8 +40,9 @@ def changed(tmp_path: Path):
 
 @pytest.fixture(autouse=True)
 def few_programs_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For wide tiles of a kernel's own, so that small matrices have them."""
+    """For wide tiles of a kernel's own, so that small matrices have them; of any rows."""
     monkeypatch.setattr(steps, "FILLED", 1)
+    monkeypatch.setattr(aligned_rows, "ALIGNED", 1)
 
 
 def offered(result: dict) -> list[dict]:
