@@ -96,6 +96,24 @@ def test_tuner__is_offered_wide_tiles_with_stages(changed) -> None:
         assert all(config["apart"] == 0 for config in others)
 
 
+def test_forward_with_the_likeliest_tiles__is_offered_wide_ones_for_each_kernel_too(changed) -> None:
+    """Wide tiles are for sums over other axes than the forward's, whatever tiles that has."""
+    file = changed(("BLOCK_M=64, BLOCK_N=64, BLOCK_K=32", "BLOCK_M=128, BLOCK_N=128, BLOCK_K=64"))
+    first, *others = offered(draft(file, TRACED))
+    assert first == {
+        "BLOCK_M": 128,
+        "BLOCK_N": 128,
+        "BLOCK_K": 64,
+        "num_warps": 8,
+        "num_stages": 3,
+        "apart": 1,
+    }
+    assert {**first, "apart": 0} not in others
+    result = draft(file, TRACED, config=first)
+    assert result["backward"].count("# tiles of this kernel's own") == 2
+    assert_right(file, result, [*RAGGED, *WIDE])
+
+
 def test_call_of_other_programs_than_its_tiles__keeps_the_forwards_blocks(changed) -> None:
     """Rows that have no program stay zero there, and so do their gradients."""
     file = changed(

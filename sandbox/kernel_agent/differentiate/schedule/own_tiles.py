@@ -61,11 +61,13 @@ class Tiles:
         return (*(block for block, _ in self.lengths), *self.summed)
 
     def sizes(self, config: dict[str, Any], site: Site) -> Grid | None:
-        """What a configuration names, where the traced call is one of these tiles."""
+        """What a configuration names, where the traced call is one of these tiles. Those of the forward are
+        for all kernels alone."""
         given = self.given(site)
         own = {name: int(config.get(name, value)) for name, value in given.items()}
         made = replace(self.grid(site), sizes=own)
-        return made if own != given and made.serves(site.launch) else None
+        other = own != given or len(own) == 3 and config.get("apart")
+        return made if other and made.serves(site.launch) else None
 
     def given(self, site: Site) -> dict[str, Any]:
         """The sizes that the launch passes."""
@@ -86,10 +88,11 @@ class QueuedTiles:
     names: tuple[str, str, str]
 
     def sizes(self, config: dict[str, Any], site: Site) -> Queued | None:
-        """What a configuration names, where it is anything else."""
+        """What a configuration names, where it is anything else, or is for the tiles of all kernels alone."""
         given = {name: site.args[name].value for name in self.names}
         own = {name: int(config.get(name, value)) for name, value in given.items()}
-        return None if own == given else Queued(own, "", -1, site.lines)
+        same = own == given and not config.get("apart")
+        return None if same else Queued(own, "", -1, site.lines)
 
 
 def find(site: Site) -> Tiles | QueuedTiles | None:
@@ -247,18 +250,20 @@ def offers(site: Site) -> list[dict[str, Any]]:
     if tiles is None:
         return []
     names = (*tiles.names, "num_warps", "num_stages")
-    found: list[dict[str, Any]] = []
+    every: list[dict[str, Any]] = []
     for rows, columns, summed, *launched in OFFERED:
         sizes = (rows, columns, *[summed] * (len(tiles.names) - 2), *launched)
         config = dict(zip(names, sizes, strict=True))
         agrees = all(config[name] == size for name, size in zip(names, sizes, strict=True))
-        if agrees and config not in found and tiles.sizes(config, site):
-            found.append(config)
+        if agrees and config not in every:
+            every.append(config)
+    found = [config for config in every if tiles.sizes(config, site)]
     if site.autotuned:
         del found[1:]
-    if not found or len(set(tiles.names)) < 3:
+    if len(set(tiles.names)) < 3:
         return found
-    return [{**found[0], "apart": 1}, *({**config, "apart": 0} for config in found)]
+    apart = [config for config in ({**every[0], "apart": 1},) if tiles.sizes(config, site)]
+    return apart + [{**config, "apart": 0} for config in found]
 
 
 def of_all(site: Site) -> Grid | None:
