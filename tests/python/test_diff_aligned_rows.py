@@ -1,4 +1,4 @@
-"""Tiles of the backward's own are for calls whose rows are multiples of 16 elements; others have the forward's."""
+"""Tiles of the backward's own are for calls whose rows are aligned; others have the forward's."""
 
 from __future__ import annotations
 

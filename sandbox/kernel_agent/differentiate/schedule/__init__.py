@@ -18,6 +18,7 @@ is left.
     kept_tiles       where in a matrix whole tiles of them are stored
     saved_tiles      tiles that the forward saves, so that no product is computed again
     step_rows        what steps of a loop add to rows of a gradient is a product behind it
+    sunk_sums        what is linear in a product of each step, done to their sum behind the loop
     row_factors      what products of blocks are multiplied with, row by row, behind them
     shared_loops     programs that would be few share a loop out
     second_launch    what is added to a gradient that is stored

@@ -3,8 +3,8 @@
     x_ptr + m[:, None] * K + k[None, :]            K % 16 == 0
 
 Triton compiles a kernel anew for whole numbers that are multiples of 16. It then loads 16 bytes at once, and
-copies them to shared memory while earlier ones are multiplied; of other rows each element is loaded by itself,
-and a large tile has too many of them.
+copies them to shared memory while earlier ones are multiplied; of other rows each element is loaded by
+itself, and a large tile has too many of them.
 
 A backward reads what the products of the forward read, and upstream gradients where that stores.
 """

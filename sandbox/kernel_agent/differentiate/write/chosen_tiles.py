@@ -60,7 +60,7 @@ class ChosenTiles:
         return {name: pair for name, pair in found.items() if name not in site.params}
 
     def lines(self, own: Grid | Queued, named: dict[str, list[str]]) -> list[str]:
-        """What the forward's part does behind the launch. `named`: names of blocks that this has by others."""
+        """What the forward does behind its launch. `named`: names of blocks that this has by others."""
         conds, told = [], []
         if isinstance(own, Grid):
             counts = _counts(own, {block: block for block, _ in own.lengths})
