@@ -351,3 +351,13 @@ def test_adjoint_that_a_branch_wants_too__is_kept_so_that_all_kernels_can_read_i
     result = draft(file, TRACED, config={**OWN, "apart": 1})
     assert CHOSEN in result["backward"]
     assert_right(file, result, [*RAGGED, *WIDE])
+
+
+def test_gradients_whose_names_differ_by_a_capital__have_a_kernel_each(changed) -> None:
+    """The owners of a and A: a name is not used twice."""
+    file = changed(("b_ptr", "A_ptr"))
+    result = draft(file, TRACED)
+    assert (
+        "def matmul_kernel_bwd_a(" in result["backward"] and "def matmul_kernel_bwd_a_(" in result["backward"]
+    )
+    assert_right(file, result, RAGGED)

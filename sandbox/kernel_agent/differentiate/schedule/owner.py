@@ -371,6 +371,8 @@ class Owner:
     def build(self, plans: list[Plan]) -> None:
         g, first = self.g, plans[0]
         label = "_".join(p.base.attrs["name"].removesuffix("_ptr").lower() for p in plans)
+        while any(made.name == f"{self.name}_{label}" for made in self.kernels):  # of w beside W
+            label += "_"
         virtual, turned = first.parts[0].virtual, first.parts[0].turned
         shared = next((v for v in virtual if v not in first.parts[0].own), None)
         trips = first.parts[0].trips

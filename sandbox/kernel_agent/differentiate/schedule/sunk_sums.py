@@ -5,9 +5,9 @@
         d_scale += tl.sum(d * weight, axis=0)         d_scale = tl.sum(d_sum * weight, axis=0)
 
 Where all that is done is linear in the product, and the same in each step, it may be done to the sum of the
-products. Those add up where they are made, and nothing waits for one before the next: sums over lanes of each
-are what a weight's scale takes most of its time for. The sum is one more tile that a program holds through the
-loop: of one product alone, and where it holds no other.
+products. Those add up where they are made, and nothing waits for one before the next; sums over lanes of each
+one take longer than the products. The sum is one more tile that a program holds through the loop: of one
+product alone, and where it holds no other.
 """
 
 from __future__ import annotations
