@@ -134,3 +134,12 @@ def test_forwards_of_the_store__sum_behind_the_loop_in_which_they_multiply(pair:
     result = draft(file, dims)
     assert result["report"]["atomics"] == 0 and f"{name} += " in result["backward"]
     assert_right(file, result, [(dims, "normal"), ({**dims, "M": 5}, "normal")])
+
+
+def test_tile_of_whole_numbers_that_is_used_behind_a_loop__is_loaded_there(tmp_path: Path) -> None:
+    """Held in registers through the loop, it would take the place of a tile of the sum."""
+    pair = "quantised_ste/int4_packed_groupwise_linear.py"
+    file = edits_of((ROOT / "dataset" / pair).read_text().partition(MARKER)[0], tmp_path / Path(pair).name)()
+    backward = draft(file, STORE[pair][0])["backward"]
+    kernel = backward.split("def linear_kernel_bwd_z_s(")[1].split("@triton.jit")[0]
+    assert kernel.index("    for program_0 in ") < kernel.index("    word = tl.load(")
