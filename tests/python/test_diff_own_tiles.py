@@ -280,7 +280,7 @@ def test_what_hangs_on_the_blocks__keeps_them(changed, edit: tuple[str, str]) ->
 def test_block_that_the_loop_hangs_on__stays_while_those_of_the_output_change(changed) -> None:
     file = changed(("range(tl.cdiv(K, BLOCK_K))", "range(tl.cdiv(K, BLOCK_K) - 1)"))
     first, *_ = offered(draft(file, TRACED))
-    assert set(first) == {"BLOCK_M", "BLOCK_N", "num_warps", "num_stages"}
+    assert set(first) == {"BLOCK_M", "BLOCK_N", "num_warps", "num_stages", "apart"}
     assert "grid, BLOCK_M, BLOCK_N = " in draft(file, TRACED, config=OWN)["backward"]
 
 

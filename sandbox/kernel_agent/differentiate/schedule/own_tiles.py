@@ -66,7 +66,7 @@ class Tiles:
         given = self.given(site)
         own = {name: int(config.get(name, value)) for name, value in given.items()}
         made = replace(self.grid(site), sizes=own)
-        other = own != given or len(own) == 3 and config.get("apart")
+        other = own != given or len(own) > 1 and config.get("apart")
         return made if other and made.serves(site.launch) else None
 
     def given(self, site: Site) -> dict[str, Any]:
@@ -260,7 +260,7 @@ def offers(site: Site) -> list[dict[str, Any]]:
     found = [config for config in every if tiles.sizes(config, site)]
     if site.autotuned:
         del found[1:]
-    if len(set(tiles.names)) < 3:
+    if len(set(tiles.names)) < 2:
         return found
     apart = [config for config in ({**every[0], "apart": 1},) if tiles.sizes(config, site)]
     return apart + [{**config, "apart": 0} for config in found]
@@ -284,20 +284,21 @@ def named(site: Site, own: Grid) -> Site:
 
 
 def apart(own: Grid | Queued, effects: list[Any], grid: list[Node]) -> dict[str, int]:
-    """The sizes for a kernel that owns tiles of a gradient, of a launch with tiles of the backward's own.
+    """The sizes for a kernel that owns tiles of a gradient, of a launch with tiles of the backward's own: of
+    three blocks, or of two beside one that stays.
 
     Rows of a queue that end where data says have no wide tiles: most of one would be masked off.
     """
     written = [write.value.shape for write in writes(effects)]
-    names = [[n.attrs["name"] for n in shape if n.op == "constexpr"] for shape in written]
-    owned = set(names[0]) & set(own.sizes) if names else set()
+    shapes = [{n.attrs["name"] for n in shape if n.op == "constexpr"} for shape in written]
     if isinstance(own, Grid):
         along = {block for block, _ in own.lengths}
     else:
         counted = {n.attrs["name"] for n in nodes_in(grid) if n.op == "constexpr"}
         along = {*list(own.sizes)[:2]} & counted
-    alike = all(set(one) == owned for one in names)
-    if not alike or len(owned) != 2 or len(own.sizes) != 3 or len(owned & along) > 1:
+    alike = bool(shapes) and len(shapes[0]) <= 2 and all(shape == shapes[0] for shape in shapes)
+    owned = shapes[0] & set(own.sizes) if alike else set()
+    if len(own.sizes) not in (2, 3) or len(owned) != len(own.sizes) - 1 or len(owned & along) > 1:
         return own.sizes
     return {n: SUMMED if n not in owned else WIDE if n in along else OWNED for n in own.sizes}
 
