@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 from diff_support import MARKER, ROOT, assert_right, draft, edits_of, errors
+from kernel_agent.differentiate.schedule import aligned_rows
+from kernel_agent.differentiate.write import steps
 
 LOSS = "dataset/loss/fused_linear_ce_two_owner_recompute.py"
 TWICE = "dataset/loss/info_nce_clip_symmetric.py"
@@ -109,11 +111,32 @@ def test_kernel_that_is_launched_twice__has_them_in_both(forward, config: dict) 
     "config",
     [{"BLOCK_M": 16, "BLOCK_N": 16}, {"BLOCK_M": 128, "BLOCK_N": 64, "num_warps": 8, "num_stages": 2}],
 )
-def test_tiles_of_one_block_with_a_loop_over_groups__have_them(forward, config: dict) -> None:
+def test_tiles_of_one_block_with_a_loop_over_groups__have_them(
+    forward, config: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(aligned_rows, "ALIGNED", 1)
     file = forward(PACKED)
     cases = [({"M": m, "groups": 3, "size": 24, "N": n}, "normal") for m, n in ((70, 45), (33, 65), (5, 130))]
     result = draft(file, cases[0][0], config=config)
     assert OWN in result["backward"] and result["report"]["atomics"] == 0
+    assert_right(file, result, cases)
+
+
+def test_kernels_of_tiles_with_a_loop_over_groups__may_have_tiles_of_their_own(
+    forward, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Widest along the axis of the output that each owns, beside the block of a group, which stays."""
+    monkeypatch.setattr(steps, "FILLED", 1)
+    file = forward(PACKED)
+    cases = [
+        ({"M": m, "groups": 2, "size": 32, "N": n}, "normal") for m, n in ((70, 48), (300, 288), (70, 45))
+    ]
+    wide = {"BLOCK_M": 128, "BLOCK_N": 128, "num_warps": 8, "num_stages": 3}
+    assert draft(file, cases[0][0])["report"]["configs"][1:3] == [{**wide, "apart": 1}, {**wide, "apart": 0}]
+    result = draft(file, cases[0][0], config={**wide, "apart": 1})
+    of_x, of_scales = result["backward"].split("linear_kernel_bwd_x[")
+    assert "grid, BLOCK_M, BLOCK_N = (triton.cdiv(M, 256), triton.cdiv(N, 64)), 256, 64\n" in of_x
+    assert "grid, BLOCK_M, BLOCK_N = (triton.cdiv(M, 64), triton.cdiv(N, 256)), 64, 256\n" in of_scales
     assert_right(file, result, cases)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from diff_support import ROOT, assert_right, draft, edits_of, errors
+from kernel_agent.differentiate.schedule import aligned_rows
 from kernel_agent.differentiate.write import steps
 
 MATMUL = ROOT / "examples/matmul.py"
@@ -39,8 +40,9 @@ def changed(tmp_path: Path):
 
 @pytest.fixture(autouse=True)
 def few_programs_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For wide tiles of a kernel's own, so that small matrices have them."""
+    """For wide tiles of a kernel's own, so that small matrices have them; of any rows."""
     monkeypatch.setattr(steps, "FILLED", 1)
+    monkeypatch.setattr(aligned_rows, "ALIGNED", 1)
 
 
 def offered(result: dict) -> list[dict]:
@@ -92,6 +94,24 @@ def test_tuner__is_offered_wide_tiles_with_stages(changed) -> None:
         assert (apart, saved) == ({**expected, "apart": 1}, {**expected, "apart": 1, "saved": 1})
         assert others[0] == {**expected, "apart": 0}
         assert all(config["apart"] == 0 for config in others)
+
+
+def test_forward_with_the_likeliest_tiles__is_offered_wide_ones_for_each_kernel_too(changed) -> None:
+    """Wide tiles are for sums over other axes than the forward's, whatever tiles that has."""
+    file = changed(("BLOCK_M=64, BLOCK_N=64, BLOCK_K=32", "BLOCK_M=128, BLOCK_N=128, BLOCK_K=64"))
+    first, *others = offered(draft(file, TRACED))
+    assert first == {
+        "BLOCK_M": 128,
+        "BLOCK_N": 128,
+        "BLOCK_K": 64,
+        "num_warps": 8,
+        "num_stages": 3,
+        "apart": 1,
+    }
+    assert {**first, "apart": 0} not in others
+    result = draft(file, TRACED, config=first)
+    assert result["backward"].count("# tiles of this kernel's own") == 2
+    assert_right(file, result, [*RAGGED, *WIDE])
 
 
 def test_call_of_other_programs_than_its_tiles__keeps_the_forwards_blocks(changed) -> None:
@@ -260,7 +280,7 @@ def test_what_hangs_on_the_blocks__keeps_them(changed, edit: tuple[str, str]) ->
 def test_block_that_the_loop_hangs_on__stays_while_those_of_the_output_change(changed) -> None:
     file = changed(("range(tl.cdiv(K, BLOCK_K))", "range(tl.cdiv(K, BLOCK_K) - 1)"))
     first, *_ = offered(draft(file, TRACED))
-    assert set(first) == {"BLOCK_M", "BLOCK_N", "num_warps", "num_stages"}
+    assert set(first) == {"BLOCK_M", "BLOCK_N", "num_warps", "num_stages", "apart"}
     assert "grid, BLOCK_M, BLOCK_N = " in draft(file, TRACED, config=OWN)["backward"]
 
 
@@ -331,3 +351,13 @@ def test_adjoint_that_a_branch_wants_too__is_kept_so_that_all_kernels_can_read_i
     result = draft(file, TRACED, config={**OWN, "apart": 1})
     assert CHOSEN in result["backward"]
     assert_right(file, result, [*RAGGED, *WIDE])
+
+
+def test_gradients_whose_names_differ_by_a_capital__have_a_kernel_each(changed) -> None:
+    """The owners of a and A: a name is not used twice."""
+    file = changed(("b_ptr", "A_ptr"))
+    result = draft(file, TRACED)
+    assert (
+        "def matmul_kernel_bwd_a(" in result["backward"] and "def matmul_kernel_bwd_a_(" in result["backward"]
+    )
+    assert_right(file, result, RAGGED)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from diff_support import ROOT, assert_right, draft, edits_of, errors
+from kernel_agent.differentiate.schedule import aligned_rows
 from kernel_agent.differentiate.write import steps
 
 FORWARD = """
@@ -79,6 +80,12 @@ CASES = [
         ([0, 0], 4, 5, 2),  # nothing at all
     )
 ]
+
+
+@pytest.fixture(autouse=True)
+def any_rows_are_aligned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that those of small products have tiles of the backward's own."""
+    monkeypatch.setattr(aligned_rows, "ALIGNED", 1)
 
 
 @pytest.fixture

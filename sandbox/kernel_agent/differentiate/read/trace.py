@@ -71,6 +71,7 @@ class Site:
     blocks: Blocks | None = None  # that the backward has instead of the launch's
     stages: int | None = None  # num_stages of the backward, where it is chosen
     warps: bool = False  # the backward's num_warps is chosen here, not by the launch
+    launched_warps: int = 0  # those of the launch
     heuristics: dict[str, ast.expr] = field(default_factory=dict)  # rules that the backward can have as text
     # What is called for rules that are no lambdas there, and the arguments that they read; None: any.
     rules: dict[str, tuple[str, set[str] | None]] = field(default_factory=dict)

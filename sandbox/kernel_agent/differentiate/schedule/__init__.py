@@ -18,12 +18,14 @@ is left.
     kept_tiles       where in a matrix whole tiles of them are stored
     saved_tiles      tiles that the forward saves, so that no product is computed again
     step_rows        what steps of a loop add to rows of a gradient is a product behind it
+    sunk_sums        what is linear in a product of each step, done to their sum behind the loop
     row_factors      what products of blocks are multiplied with, row by row, behind them
     shared_loops     programs that would be few share a loop out
     second_launch    what is added to a gradient that is stored
     decisions        what the kernel says of all this, and what an expert would try
     own_blocks       blocks of the backward's own, where nothing hangs on the forward's
     own_tiles        the same for tiles of an output that has two axes of them
+    aligned_rows     which strides tell whether rows are aligned, as large tiles want them to be
     block_axes       names for a block's uses, where it is that of several axes
     own_lanes        the same for blocks of lanes that have nothing to do with each other
     handed_on        gradients that are another tensor: nobody writes them

@@ -61,11 +61,13 @@ class Tiles:
         return (*(block for block, _ in self.lengths), *self.summed)
 
     def sizes(self, config: dict[str, Any], site: Site) -> Grid | None:
-        """What a configuration names, where the traced call is one of these tiles."""
+        """What a configuration names, where the traced call is one of these tiles. Those of the forward are
+        for all kernels alone."""
         given = self.given(site)
         own = {name: int(config.get(name, value)) for name, value in given.items()}
         made = replace(self.grid(site), sizes=own)
-        return made if own != given and made.serves(site.launch) else None
+        other = own != given or len(own) > 1 and config.get("apart")
+        return made if other and made.serves(site.launch) else None
 
     def given(self, site: Site) -> dict[str, Any]:
         """The sizes that the launch passes."""
@@ -86,10 +88,11 @@ class QueuedTiles:
     names: tuple[str, str, str]
 
     def sizes(self, config: dict[str, Any], site: Site) -> Queued | None:
-        """What a configuration names, where it is anything else."""
+        """What a configuration names, where it is anything else, or is for the tiles of all kernels alone."""
         given = {name: site.args[name].value for name in self.names}
         own = {name: int(config.get(name, value)) for name, value in given.items()}
-        return None if own == given else Queued(own, "", -1, site.lines)
+        same = own == given and not config.get("apart")
+        return None if same else Queued(own, "", -1, site.lines)
 
 
 def find(site: Site) -> Tiles | QueuedTiles | None:
@@ -247,18 +250,20 @@ def offers(site: Site) -> list[dict[str, Any]]:
     if tiles is None:
         return []
     names = (*tiles.names, "num_warps", "num_stages")
-    found: list[dict[str, Any]] = []
+    every: list[dict[str, Any]] = []
     for rows, columns, summed, *launched in OFFERED:
         sizes = (rows, columns, *[summed] * (len(tiles.names) - 2), *launched)
         config = dict(zip(names, sizes, strict=True))
         agrees = all(config[name] == size for name, size in zip(names, sizes, strict=True))
-        if agrees and config not in found and tiles.sizes(config, site):
-            found.append(config)
+        if agrees and config not in every:
+            every.append(config)
+    found = [config for config in every if tiles.sizes(config, site)]
     if site.autotuned:
         del found[1:]
-    if not found or len(set(tiles.names)) < 3:
+    if len(set(tiles.names)) < 2:
         return found
-    return [{**found[0], "apart": 1}, *({**config, "apart": 0} for config in found)]
+    apart = [config for config in ({**every[0], "apart": 1},) if tiles.sizes(config, site)]
+    return apart + [{**config, "apart": 0} for config in found]
 
 
 def of_all(site: Site) -> Grid | None:
@@ -279,20 +284,21 @@ def named(site: Site, own: Grid) -> Site:
 
 
 def apart(own: Grid | Queued, effects: list[Any], grid: list[Node]) -> dict[str, int]:
-    """The sizes for a kernel that owns tiles of a gradient, of a launch with tiles of the backward's own.
+    """The sizes for a kernel that owns tiles of a gradient, of a launch with tiles of the backward's own: of
+    three blocks, or of two beside one that stays.
 
     Rows of a queue that end where data says have no wide tiles: most of one would be masked off.
     """
     written = [write.value.shape for write in writes(effects)]
-    names = [[n.attrs["name"] for n in shape if n.op == "constexpr"] for shape in written]
-    owned = set(names[0]) & set(own.sizes) if names else set()
+    shapes = [{n.attrs["name"] for n in shape if n.op == "constexpr"} for shape in written]
     if isinstance(own, Grid):
         along = {block for block, _ in own.lengths}
     else:
         counted = {n.attrs["name"] for n in nodes_in(grid) if n.op == "constexpr"}
         along = {*list(own.sizes)[:2]} & counted
-    alike = all(set(one) == owned for one in names)
-    if not alike or len(owned) != 2 or len(own.sizes) != 3 or len(owned & along) > 1:
+    alike = bool(shapes) and len(shapes[0]) <= 2 and all(shape == shapes[0] for shape in shapes)
+    owned = shapes[0] & set(own.sizes) if alike else set()
+    if len(own.sizes) not in (2, 3) or len(owned) != len(own.sizes) - 1 or len(owned & along) > 1:
         return own.sizes
     return {n: SUMMED if n not in owned else WIDE if n in along else OWNED for n in own.sizes}
 

@@ -35,7 +35,7 @@ from ..prove.positions import NotTurned
 from ..read.block_sizes import Grid
 from ..reverse.sweep import Reverse
 from ..reverse.sweep import writes as every_write
-from . import tile_queues
+from . import sunk_sums, tile_queues
 from .gradient_writes import depends
 from .kept_values import Spills
 from .programs import program_variables
@@ -371,6 +371,8 @@ class Owner:
     def build(self, plans: list[Plan]) -> None:
         g, first = self.g, plans[0]
         label = "_".join(p.base.attrs["name"].removesuffix("_ptr").lower() for p in plans)
+        while any(made.name == f"{self.name}_{label}" for made in self.kernels):  # of w beside W
+            label += "_"
         virtual, turned = first.parts[0].virtual, first.parts[0].turned
         shared = next((v for v in virtual if v not in first.parts[0].own), None)
         trips = first.parts[0].trips
@@ -407,6 +409,7 @@ class Owner:
         totals = nests[0].totals()
         for nest in nests[1:]:
             totals = [g.add(before, total) for before, total in zip(totals, nest.totals(), strict=True)]
+        totals = sunk_sums.sink(g, totals)
         made = OwnerKernel(f"{self.name}_{label}", [], grid, [p.base.attrs["name"] for p in plans], split)
         static = [r for r in first.parts[0].path if r.cond is not None and is_static(r.cond)]
         made.optional = bool(static) and len(first.parts) == 1

@@ -95,6 +95,7 @@ def block_sizes(fwd: Forward, name: str) -> list[dict[str, Any]]:
 def apply(sites: list[Site], config: dict[str, Any]) -> None:
     """Use warps and stages for the backward of every launch."""
     for site in sites:
+        site.launched_warps = site.launch.num_warps
         site.warps = "num_warps" in config or site.autotuned
         site.launch.num_warps = int(config.get("num_warps", site.launch.num_warps))
         site.stages = int(config["num_stages"]) if "num_stages" in config else None

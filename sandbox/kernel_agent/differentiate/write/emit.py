@@ -127,6 +127,10 @@ class Emitter:
         self.sizes = set(nodes_in([dim for node in self.demand.seen for dim in node.shape]))
         self.places = places(self.demand, effects, self.g.top)
         self.addresses = self._addresses(effects)
+        # Tiles that are no indices: of whole numbers, too, they would be held through a loop if loaded early.
+        outside = [n for n in nodes_in(effects) if n.home.parent is None]
+        self.tiles = {n for n in outside if n.op == "load" and len(n.shape) > 1}
+        self.tiles -= set(nodes_in(self.addresses))
         if tiles is not None:
             self._tiles_in_order(tiles)
         self.effects(effects)
@@ -558,7 +562,7 @@ class Emitter:
 
     def own_section(self, node: Node) -> int:
         if not node.upstream:
-            return RECOMPUTE if node.is_float else INDICES
+            return RECOMPUTE if node.is_float or node in self.tiles else INDICES
         loaded = node.op in ("load", "cast") and node.args[0].op in ("param", "load")
         return UPSTREAM if loaded else REVERSE
 

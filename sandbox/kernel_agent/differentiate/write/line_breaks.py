@@ -60,10 +60,25 @@ def break_line(text: str, width: int) -> list[str]:
     return [code[: start + 1], *("    " + part + "," for part in parts), tail]
 
 
+def broken(text: str, indent: int = 8) -> list[str]:
+    """The lines of one that is so far to the right."""
+    return [" " * indent + line for line in break_line(text, WIDTH - indent)]
+
+
+def tuple_text(names: list[str]) -> str:
+    return f"({', '.join(names)}{',' * (len(names) == 1)})"
+
+
 def _operands(text: str, width: int) -> list[str]:
-    """Break a long sum or product before an operator outside brackets."""
+    """Break a long sum or product before an operator outside brackets; of conditions each has a line."""
     if len(text) <= width:
         return [text]
+    ands = [i for i in outside(text) if text.startswith(" and ", i)]
+    if ands:
+        indent = " " * (len(text) - len(text.lstrip()))
+        ends = [*ands[1:], len(text)]
+        rest = [indent + text[start:end].strip() for start, end in zip(ands, ends, strict=True)]
+        return [part for line in (text[: ands[0]], *rest) for part in _operands(line, width)]
     signs = (" + ", " - ", " * ", " / ", " & ")
     best = max((i for i in outside(text[:width]) if i > 8 and text[i : i + 3] in signs), default=0)
     return [text[:best], *_operands("    " + text[best:].lstrip(), width)] if best else [text]

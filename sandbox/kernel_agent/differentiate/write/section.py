@@ -14,11 +14,9 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ...launches import OPTION_DEFAULTS
 from ..ir import counts
 from ..ir.nodes import Node, Region, nodes_in
 from ..ir.refusal import Refusal
-from ..ir.rewriter import Rewriter
 from ..ir.spelling import INFIX, call_name, choice, gradient_name, upstream_name
 from ..ir.values import is_static
 from ..prove.packed import Asked, AtMost, Distinct, Ordered, Walked
@@ -27,8 +25,9 @@ from ..read.trace import Site, grid_written
 from ..schedule.saved import Saved
 from ..schedule.scattered import Scattered
 from ..schedule.whole_rows import WARPS, Rows
+from .chosen_tiles import ChosenTiles, has_few_stages
 from .emit import Emitted
-from .line_breaks import WIDTH, break_line, indented, wrap
+from .line_breaks import WIDTH, break_line, broken, indented, tuple_text, wrap
 
 OWN_GRID = "forward_grid"
 
@@ -89,7 +88,7 @@ class FunctionText:
         self.saving: dict[str, Saved] = {}  # what a copy of the forward kernel saves, by buffer
         self.launched = site.kernel_name
         self.queue = ""  # what is asked of programs that walk one, where the backward's blocks are its own
-        self.apart = False  # whether kernels of the backward have tiles of their own each
+        self.tiles = ChosenTiles(self)
 
     def value(self, param: str) -> str:
         """The backward's expression for a parameter of the forward kernel; it is saved by the forward."""
@@ -134,21 +133,7 @@ class FunctionText:
         ]
         values += [n if n in self.saving else step.extra[n] for n in emitted.extra]
         values += [f"{n}={self.value(n)}" for n in constexprs]
-        if rows is not None and not self.site.warps:
-            values.append(f"num_warps={WARPS}")
-        elif self.site.warps:
-            values.append(f"num_warps={self.site.launch.num_warps}")
-        elif "num_warps" in self.site.given_names:
-            self.kept["num_warps"] = None
-            values.append("num_warps=num_warps")
-        if self.site.stages is not None:
-            values.append(f"num_stages={self.site.stages}")
-        elif (
-            "num_stages" in self.site.given_names
-            and self.site.launch.num_stages < OPTION_DEFAULTS["num_stages"]
-        ):
-            self.kept["num_stages"] = None  # as few as the forward has: more may not fit
-            values.append("num_stages=num_stages")
+        values += [f"{name}={value}" for name, value in self.options(rows).items()]
         setup, grid = step.setup, step.grid
         if len(grid) > 50:
             alone = grid.endswith(",)")
@@ -161,6 +146,24 @@ class FunctionText:
             asked = " or ".join(f"{d} is not {copies[n]}" for n, d in grads.items())
             lines = [f"if {asked}:", *indented(lines)]
         return [f"if {step.only}:", *indented(lines)] if step.only else lines
+
+    def options(self, rows: Rows | None) -> dict[str, object]:
+        """Warps and stages of a generated launch, where those are not what Triton takes."""
+        site, own = self.site, self.tiles.options
+        found: dict[str, object] = {}
+        if rows is not None and not site.warps:
+            found["num_warps"] = WARPS
+        elif site.warps:
+            found["num_warps"] = site.launch.num_warps
+        elif "num_warps" in site.given_names:
+            found["num_warps"] = "num_warps"
+        if site.stages is not None:
+            found["num_stages"] = site.stages
+        elif has_few_stages(site):  # more may not fit
+            found["num_stages"] = "num_stages"
+        found |= {name: name for name in own}
+        self.kept |= {name: None for name, value in found.items() if value == name}
+        return found
 
     def check(self, layout: list[tuple[Node, Node | None]], optional: str | None = None) -> str:
         """Of a gradient's layout: any is right where a call leaves out what is `optional`."""
@@ -344,14 +347,14 @@ class FunctionText:
         for cond, (taken, at) in site.kernel.graph.folded.items():
             lines += self.refusal(cond, taken, at)
         for name in sorted(site.kernel.either):
-            lines += _broken(f"if isinstance({name}, torch.Tensor) and {name}.is_floating_point():")
+            lines += broken(f"if isinstance({name}, torch.Tensor) and {name}.is_floating_point():")
             why = f"{name} is a number in the traced calls: its gradient is not known"
-            lines += _broken(f'raise NotImplementedError("{why}")', 12)
+            lines += broken(f'raise NotImplementedError("{why}")', 12)
         read, into = self.sharing()
         if read:
-            lines += _broken(f"separate({tuple_text(into)}, {tuple_text(read)})")
+            lines += broken(f"separate({tuple_text(into)}, {tuple_text(read)})")
         for name in sorted(self.inplace & set(self.saved)):
-            lines += _broken(f"before_{name} = {self.unless_none(name, f'{name}.clone()')}")
+            lines += broken(f"before_{name} = {self.unless_none(name, f'{name}.clone()')}")
         launched, given = "grid", list(self.saving)
         if self.saving:
             resolved = self.resolved_grid()
@@ -361,38 +364,38 @@ class FunctionText:
                     f"        {OWN_GRID} = grid  # asked again, with the blocks that the launch chooses"
                 )
             buffers, rules = self.saved_buffers()
-            lines += [part for name in rules for part in _broken(f"{name} = {heuristic_text(site, name)}")]
+            lines += [part for name in rules for part in broken(f"{name} = {heuristic_text(site, name)}")]
             lines += resolved + self.more_programs() + buffers
             given += self.saved_rows()
-        lines += _broken(f"{self.launched}[{launched}]({', '.join([*given, *call])})")
+        lines += broken(f"{self.launched}[{launched}]({', '.join([*given, *call])})")
         outputs = [f"*{tensors_of(n)}" if n in site.tables else n for n in site.outputs]
         if site.tables:
-            lines += _broken(_divided(list(site.tables), "pointed"))
-        lines += _broken(f"ctx.mark_dirty({self.modified(outputs)})")
+            lines += broken(_divided(list(site.tables), "pointed"))
+        lines += broken(f"ctx.mark_dirty({self.modified(outputs)})")
         lines += self.other_blocks()
         kept_rules = [name for name in site.launch.heuristics if name in self.kept]
-        lines += [part for name in kept_rules for part in _broken(f"{name} = {heuristic_text(site, name)}")]
+        lines += [part for name in kept_rules for part in broken(f"{name} = {heuristic_text(site, name)}")]
         if not self.saving and site.blocks is None:
             lines += self.resolved_grid()
         for name, count in site.replaced.items():
             there = f"{name} is not None and " * (name in site.optional)
-            lines += _broken(f"if {there}{self.expr(count, 5)} != {name}.numel():")
+            lines += broken(f"if {there}{self.expr(count, 5)} != {name}.numel():")
             why = f"{name} holds values, and has to be overwritten as a whole"
-            lines += _broken(f'raise ValueError("{why}")', 12)
+            lines += broken(f'raise ValueError("{why}")', 12)
         for name, written in site.empty.items():
             asked = f"ctx.needs_input_grad[{1 + site.given_names.index(name)}]"
             if written is not None:
                 asked += f" and {self.expr(written, 5)} != {name}.numel()"
-            lines += _broken(f"if {asked}:")
+            lines += broken(f"if {asked}:")
             why = f"{name} holds differentiable values, as in no call that was traced"
-            lines += _broken(f'raise NotImplementedError("{why}")', 12)
+            lines += broken(f'raise NotImplementedError("{why}")', 12)
         saved = [self.kept_of(n) for n in self.saved]
         saved += [f"*{tensors_of(n)}" for n in self.behind]
         if saved:
-            lines += _broken(f"ctx.save_for_backward({', '.join(saved)})")
+            lines += broken(f"ctx.save_for_backward({', '.join(saved)})")
         kept = ["grid", *self.kept]
-        lines += _broken(f"ctx.launch = {tuple_text(kept)}")
-        lines += _broken(f"ctx.strides = {tuple_text(list(map(self.strides, site.outputs)))}")
+        lines += broken(f"ctx.launch = {tuple_text(kept)}")
+        lines += broken(f"ctx.strides = {tuple_text(list(map(self.strides, site.outputs)))}")
         returned = ", ".join(outputs)
         lines.append(f"        return ({returned},)" if "*" in returned else f"        return {returned}")
         return lines
@@ -411,7 +414,7 @@ class FunctionText:
             if name in asked - passed and isinstance(value, int | float | str):
                 texts[name] = repr(value)
         seen = _arguments(self.site, texts)
-        return ["        if callable(grid):", *_broken(f"grid = grid({seen})", 12)]
+        return ["        if callable(grid):", *broken(f"grid = grid({seen})", 12)]
 
     def other_blocks(self) -> list[str]:
         """From here on a Function has the backward's own blocks, and the programs that go with them."""
@@ -426,21 +429,18 @@ class FunctionText:
             count = f"max(({row} + {size - 1}) // {size}, 1)"
             lines += [
                 "        # tiles of a row: a program each in the backward",
-                *_broken(f"tiles = {count}"),
+                *broken(f"tiles = {count}"),
             ]
             grid = tuple_text(["tiles" if axis == own.axis else f"grid[{axis}]" for axis in axes])
-            return lines + _broken(f"grid, {name} = {grid}, min({name}, {size})")
-        if isinstance(own, Grid):
-            return lines + self.other_grid(own)
-        if isinstance(own, Queued):
-            lines += _broken(f"ctx.queue = {self.queue}") if self.queue else []
-            values = ", ".join(map(str, own.sizes.values()))
-            return [*lines, *_broken(f"{', '.join(own.sizes)} = {values}  # blocks of the backward's own")]
+            return lines + broken(f"grid, {name} = {grid}, min({name}, {size})")
+        if isinstance(own, Grid | Queued):
+            lines += broken(f"ctx.queue = {self.queue}") if self.queue else []
+            return lines + self.tiles.lines(own, self.named_apart)
         rows, size = f"grid[{own.axis}] * {name}", own.sizes[name]
         grid = tuple_text([f"{rows} // {size}" if axis == own.axis else f"grid[{axis}]" for axis in axes])
-        lines += _broken(f"if {rows} % {size} == 0:  # blocks of the backward's own")
+        lines += broken(f"if {rows} % {size} == 0:  # blocks of the backward's own")
         values = ", ".join(map(str, own.sizes.values()))
-        return lines + _broken(f"grid, {', '.join(own.sizes)} = {grid}, {values}", 12)
+        return lines + broken(f"grid, {', '.join(own.sizes)} = {grid}, {values}", 12)
 
     def more_programs(self) -> list[str]:
         """As many programs as make whole blocks of the backward's own, where rows that do not exist have
@@ -455,75 +455,14 @@ class FunctionText:
         grid = tuple_text([more if axis == own.axis else f"grid[{axis}]" for axis in axes])
         return [
             f"        # rows from {own.length} on have nothing to do: as many as make whole blocks",
-            *_broken(f"if {size} % {name} == 0 and {own.length} <= {rows}:"),
-            *_broken(f"grid = {grid}", 12),
+            *broken(f"if {size} % {name} == 0 and {own.length} <= {rows}:"),
+            *broken(f"grid = {grid}", 12),
         ]
-
-    def other_grid(self, own: Grid) -> list[str]:
-        """Other tiles of an output, where the launch is one of just these tiles."""
-        theirs = _counts(own, {block: block for block, _ in own.lengths})
-        same = " and ".join(f"grid[{axis}] == {count}" for axis, count in zip(own.axes, theirs, strict=True))
-        asked = _broken(f"ctx.tiles = {same}") if self.apart else []
-        named = [f"{' = '.join(names)} = {text}" for text, names in self.named_apart.items()]
-        return [
-            *(part for line in named for part in _broken(line)),
-            "        # blocks of the backward's own, where the launch is one of just these tiles",
-            *asked,
-            *_broken("if ctx.tiles:" if asked else f"if {same}:"),
-            *_broken(self.tiled(own, own.sizes), 12),
-        ]
-
-    def tiled(self, own: Grid, sizes: dict[str, int]) -> str:
-        """From here on there are these tiles."""
-        grid = {axis: f"grid[{axis}]" for axis in range(len(self.site.launch.grid))}
-        grid |= dict(zip(own.axes, _counts(own, sizes), strict=True))
-        values = ", ".join(map(str, sizes.values()))
-        return f"grid, {', '.join(sizes)} = {tuple_text(list(grid.values()))}, {values}"
-
-    def tiles_of_step(
-        self, own: Grid | Queued, sizes: dict[str, int], asked: list[str], again: bool
-    ) -> list[str]:
-        """The same before one launch of the backward, in calls where the host finds what is asked. `again`:
-        in others those of all, as an earlier launch may have had others. A queue has any tiles."""
-
-        def text(values: dict[str, int]) -> str:
-            if isinstance(own, Grid):
-                return self.tiled(own, values)
-            return f"{', '.join(values)} = {', '.join(map(str, values.values()))}"
-
-        same = []
-        if isinstance(own, Grid):
-            self.apart, same = True, ["ctx.tiles"]
-            for _, length in own.lengths:
-                self.value(length)
-        if sizes == own.sizes:
-            theirs = [*(f"if {one}:" for one in same), f"{'    ' * len(same)}{text(sizes)}"]
-            return theirs if again else []
-        told, conds = "  # tiles of this kernel's own", [*same, *asked]
-        if not conds:
-            return [f"{text(sizes)}{told}"]
-        lines = [f"if {' and '.join(conds)}:{told}", f"    {text(sizes)}"]
-        others = f"elif {same[0]}:" if same else "else:"
-        return [*lines, others, f"    {text(own.sizes)}"] if again and asked else lines
 
     def unless(self, region: Region) -> str:
         """That a call does not take a branch that is known when a kernel is compiled."""
         assert region.cond is not None
         return f"not {self.expr(region.cond, 3)}" if region.positive else self.expr(region.cond, 3)
-
-    def programs(self, own: Grid | Queued, sizes: dict[str, int], grid: list[Node]) -> str | None:
-        """How many programs a kernel that owns tiles has with such sizes, if the host knows."""
-        g = self.site.kernel.graph
-        consts = Rewriter(g, lambda n: g.const(sizes[n.attrs["name"]]) if _sized(n, sizes) else None)
-        counts = []
-        for count in grid:
-            if count.op == "npid" and isinstance(own, Grid) and count.attrs["axis"] in own.axes:
-                counts.append(_counts(own, sizes)[own.axes.index(count.attrs["axis"])])
-            elif any(n.op == "npid" for n in nodes_in([count])):
-                return None
-            else:
-                counts.append(self.expr(consts.node(count), 11))
-        return " * ".join(counts)
 
     def saved_rows(self) -> list[str]:
         """How many rows the backward's programs have, where the copy of the kernel shares them out itself."""
@@ -554,7 +493,7 @@ class FunctionText:
                 size += f" if {asking.expr(kept.cut.flag, 3)} else 0" if kept.cut.flag is not None else ""
             dtype = "bool" if kept.dtype == "int1" else kept.dtype
             made = f"torch.empty({size}, dtype=torch.{dtype}, device={device}.device)"
-            lines += _broken(f"{name} = {made}")
+            lines += broken(f"{name} = {made}")
         return lines, [name for name in site.launch.heuristics if name in asking.kept]
 
     def sharing(self) -> tuple[list[str], list[str]]:
@@ -621,9 +560,9 @@ class FunctionText:
         rules = [name for name in self.site.launch.heuristics if name in asking.kept]
         why = f"the branch of line {line} that this launch takes has no backward"
         return [
-            *(part for name in rules for part in _broken(f"{name} = {heuristic_text(self.site, name)}")),
-            *_broken(f"if {f'not {text}' if taken else text}:"),
-            *_broken(f'raise NotImplementedError("{why}")', 12),
+            *(part for name in rules for part in broken(f"{name} = {heuristic_text(self.site, name)}")),
+            *broken(f"if {f'not {text}' if taken else text}:"),
+            *broken(f'raise NotImplementedError("{why}")', 12),
         ]
 
     def strides(self, output: str) -> str:
@@ -640,32 +579,22 @@ class FunctionText:
             pointed = ["*pointed"] if self.behind else []
             lines += _unpacked([*self.saved, *pointed], "ctx.saved_tensors")
         if self.behind:
-            lines += _broken(_divided(list(self.behind), "pointed"))
+            lines += broken(_divided(list(self.behind), "pointed"))
         lines += _unpacked(["grid", *self.kept], "ctx.launch")
         if many:
-            lines += _broken(_divided(many, "upstream", gradient_name))
+            lines += broken(_divided(many, "upstream", gradient_name))
         for i, name in enumerate(site.outputs):
             up = gradient_name(name)
             if name in many:
                 each = gradient_name(tensors_of(name))
                 zipped = f"zip({each}, ctx.strides[{i}])"
-                lines += _broken(f"{each} = [laid_out(d, s) for d, s in {zipped}]")
-                lines += _broken(f"{up} = table_of({each}, {name})")
+                lines += broken(f"{each} = [laid_out(d, s) for d, s in {zipped}]")
+                lines += broken(f"{up} = table_of({each}, {name})")
                 continue
             there = f"None if {up} is None else " * (name in site.optional)
             laid = upstream_name(name, self.inplace)
-            lines += _broken(f"{laid} = {there}laid_out({up}, ctx.strides[{i}])")
+            lines += broken(f"{laid} = {there}laid_out({up}, ctx.strides[{i}])")
         return lines + indented(indented(body))
-
-
-def _sized(node: Node, sizes: dict[str, int]) -> bool:
-    return node.op == "constexpr" and node.attrs["name"] in sizes
-
-
-def _counts(own: Grid, sizes: Mapping[str, object]) -> list[str]:
-    """Programs along the axes of tiles."""
-    found = [f"triton.cdiv({length}, {sizes[block]})" for block, length in own.lengths]
-    return found if len(own.axes) > 1 else [" * ".join(found)]
 
 
 def _summed(sums: list[tuple[str, str]]) -> list[str]:
@@ -738,10 +667,6 @@ def heuristic_text(site: Site, name: str) -> str:
     return ast.unparse(Inline().visit(copy.deepcopy(rule.body)))
 
 
-def tuple_text(names: list[str]) -> str:
-    return f"({', '.join(names)}{',' * (len(names) == 1)})"
-
-
 def _return(values: list[str], width: int = WIDTH - 8) -> list[str]:
     """One gradient per argument of the forward; a long tail of None is folded."""
     first = next((i for i, v in enumerate(values) if v != "None"), 0)
@@ -774,7 +699,3 @@ def _signature(name: str, params: list[str]) -> list[str]:
         *("        " + line + "," for line in wrap(params, WIDTH - 10)),
         "    ):  # fmt: skip",
     ]
-
-
-def _broken(text: str, indent: int = 8) -> list[str]:
-    return [" " * indent + line for line in break_line(text, WIDTH - indent)]

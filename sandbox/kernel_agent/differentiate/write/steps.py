@@ -17,7 +17,8 @@ from ..schedule.partials import Partials
 from ..schedule.scattered import Scattered
 from ..schedule.shared_loops import Shared
 from .emit import Emitted
-from .section import FunctionText, Part, Step, tuple_text
+from .line_breaks import tuple_text
+from .section import FunctionText, Part, Step
 
 FILLED = 128  # programs with a wide tile each that give all of a GPU something to do
 SHARES = 512  # programs that a kernel with few has, where they share its loop or its sums
@@ -157,9 +158,9 @@ class TilesApart:
         if None not in flags:
             sizes = own_tiles.apart(self.of_all, made.effects, made.grid)
             asked = [self.text.unless(region) for region in flags if region is not None]
-            count = None if made.split else self.text.programs(self.of_all, sizes, made.grid)
+            count = None if made.split else self.text.tiles.programs(self.of_all, sizes, made.grid)
             asked += [] if count is None else [f"{count} >= {FILLED}"]
-        lines = self.text.tiles_of_step(self.of_all, sizes, asked, self.changed)
+        lines = self.text.tiles.of_step(self.of_all, sizes, asked, self.changed)
         self.changed |= sizes != self.of_all.sizes
         return lines
 
