@@ -37,7 +37,8 @@ static inline struct fixture *need_zygotes(void **state)
     char *library = ka_path_join(folder, "libka_jail.so");
     bool here = access(library, R_OK) == 0 && access(".venv/bin/python", X_OK) == 0;
     if (here) {
-        struct ka_children_conf conf = {.jail = jail, .base = f->base, .max_running = 2, .reap_ms = 300, .cards = f->cards};
+        struct ka_children_conf conf = {
+            .jail = jail, .base = f->base, .max_running = 2, .reap_ms = 300, .cards = f->cards};
         ka_children_close(f->children);
         assert_int_equal(ka_children_new(f->loop, &conf, &f->children, NULL), 0);
         free(f->python);
