@@ -92,13 +92,17 @@ static void tell_progress(const struct ka_check *check)
                         (long long)check->snapshot, check->judged, all);
 }
 
+static size_t number_of(const json_t *plan)
+{
+    return (size_t)json_integer_value(json_object_get(plan, "id"));
+}
+
 /* Without a closer look the first judgement stands. `arg`: the case. */
 static void on_closer(struct ka_run *run, struct ka_fan *fan, void *arg)
 {
     struct ka_fan_found found;
     struct ka_err why;
-    json_int_t id = json_integer_value(json_object_get(arg, "id"));
-    bool ok = ka_expected_find_closer(run->check->expected, (size_t)id, &found) &&
+    bool ok = ka_expected_find_closer(run->check->expected, number_of(arg), &found) &&
               json_is_true(json_object_get(found.entry, "ok"));
     (void)fan;
     if (!ok && found.entry)
@@ -113,13 +117,13 @@ static void on_closer(struct ka_run *run, struct ka_fan *fan, void *arg)
 
 static void ask_closer(struct ka_check *check, const json_t *plan)
 {
-    json_int_t id = json_integer_value(json_object_get(plan, "id"));
-    ka_expected_look_closer(check->expected, (size_t)id, on_closer, json_array_get(check->cases, (size_t)id));
+    size_t i = number_of(plan);
+    ka_expected_look_closer(check->expected, i, on_closer, json_array_get(check->cases, i));
 }
 
 static void leave_closer(struct ka_check *check, const json_t *plan)
 {
-    ka_expected_leave_closer(check->expected, (size_t)json_integer_value(json_object_get(plan, "id")));
+    ka_expected_leave_closer(check->expected, number_of(plan));
 }
 
 /* Rounding may be all that is wrong: its results stay, and it is judged once more. */
@@ -188,9 +192,8 @@ static bool is_ready(struct ka_check *check, size_t at)
     return ka_expected_find_closer(check->expected, i, &found) &&
            ka_fan_find(check->candidate, (json_int_t)i, &found) &&
            ka_expected_find(check->expected, i, &found, &id) &&
-           (!other ||
-            ka_expected_find(check->expected, (size_t)json_integer_value(json_object_get(other, "id")),
-                             &found, &id));
+           (!other || (ka_expected_find(check->expected, number_of(other), &found, &id) &&
+                       ka_expected_find_closer(check->expected, number_of(other), &found)));
 }
 
 static void gather_ready(struct ka_check *check)

@@ -11,9 +11,8 @@ or, where the request has a member "rival", none of those but
 
 All are called in one process, in turn, on inputs drawn anew for each call. While this compiles others are at
 work on the GPU: it is had alone for what the clock says only, the rounds and what autotuners measure. Nothing
-here judges: samples go to
-the daemon as they are. This process has run the candidate's code, which could change all that it says
-(docs/protocol.md has what the daemon can still tell).
+here judges: samples go to the daemon as they are. This process has run the candidate's code, which could
+change all that it says (docs/protocol.md has what the daemon can still tell).
 """
 
 from __future__ import annotations
