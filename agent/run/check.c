@@ -19,8 +19,8 @@
 #include "base/each.h"
 #include "base/files.h"
 #include "base/log.h"
-#include "compiled_facts.h"
 #include "cases.h"
+#include "compiled_facts.h"
 #include "events.h"
 #include "expected.h"
 #include "fan.h"
@@ -80,9 +80,9 @@ static void go_on(struct ka_run *run);
 static void tell_progress(const struct ka_check *check)
 {
     size_t all = json_array_size(check->cases);
-    double spent = (double)(ka_clock_ns() - check->began) / 1e9;
-    if (!check->judged)
+    if (!check->judged) /* all there were are looked at closer */
         return;
+    double spent = (double)(ka_clock_ns() - check->began) / 1e9;
     double left = spent / (double)check->judged * (double)(all - check->judged);
     if (left >= 1)
         ka_log_progress(check->run->name, "check candidate %lld: %zu of %zu cases judged, about %.0f s left",
@@ -121,11 +121,6 @@ static void ask_closer(struct ka_check *check, const json_t *plan)
     ka_expected_look_closer(check->expected, i, on_closer, json_array_get(check->cases, i));
 }
 
-static void leave_closer(struct ka_check *check, const json_t *plan)
-{
-    ka_expected_leave_closer(check->expected, number_of(plan));
-}
-
 /* Rounding may be all that is wrong: its results stay, and it is judged once more. */
 static void look_closer(struct ka_check *check, size_t at)
 {
@@ -144,9 +139,9 @@ static void leave(struct ka_check *check, size_t at)
     const struct ka_check_doubt *doubt = &check->doubts[at];
     const json_t *plan = json_array_get(check->cases, check->order[at]);
     if (doubt->asked && doubt->own)
-        leave_closer(check, plan);
+        ka_expected_leave_closer(check->expected, number_of(plan));
     if (doubt->asked && doubt->other)
-        leave_closer(check, ka_kind_other_case(plan));
+        ka_expected_leave_closer(check->expected, number_of(ka_kind_other_case(plan)));
     ka_fan_release(check->candidate, (json_int_t)check->order[at]);
     ka_expected_release(check->expected, check->order[at]);
 }

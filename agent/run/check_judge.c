@@ -33,13 +33,13 @@ static const struct ka_judged_case *find_other(struct ka_check *check, const jso
 {
     struct ka_fan_found oracle;
     const json_t *other = ka_kind_other_case(plan);
-    if (!other || !ka_expected_find(check->expected, (size_t)json_integer_value(json_object_get(other, "id")),
-                                    &oracle, &of->oracle_id))
+    size_t i = (size_t)json_integer_value(json_object_get(other, "id"));
+    if (!other || !ka_expected_find(check->expected, i, &oracle, &of->oracle_id))
         return NULL;
     of->plan = other;
     of->oracle = oracle.entry;
     of->oracle_files = oracle.files;
-    find_closer(check, (size_t)json_integer_value(json_object_get(other, "id")), of);
+    find_closer(check, i, of);
     return of;
 }
 

@@ -31,10 +31,9 @@ struct ka_judged_case {
     /* Another case of the same shape that this one's questions are about: plan, oracle, its files and its id
      * there; NULL: none. */
     const struct ka_judged_case *other;
-    bool closer; /* the oracle was asked to look closer: what is off now is wrong; */
-    const struct ka_child_result
-        *closer_files; /* what that left, NULL: nothing; and the id of the case there */
-    json_int_t closer_id;
+    bool closer; /* the oracle was asked to look closer: what is off now is wrong */
+    const struct ka_child_result *closer_files; /* what that left; NULL: nothing */
+    json_int_t closer_id;                       /* of the case there */
     /* Told: gradients, of this case and of the other one, are off by so little that a closer look may explain
      * it, and nothing is by more. */
     bool doubted, other_doubted;
