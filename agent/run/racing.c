@@ -32,13 +32,31 @@ static int by_size(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-json_t *ka_run_race_dims(const struct ka_run *run)
+static bool has_dims(const json_t *list, const json_t *dims)
+{
+    KA_EACH(list, i, entry) {
+        if (json_equal(json_object_get(entry, "dims"), dims))
+            return true;
+    }
+    return false;
+}
+
+/* Of the sweep's shapes those that were checked, as they are or as something smaller. */
+static bool timed(const struct ka_run *run, const json_t *dims)
+{
+    return (has_dims(run->shapes, dims) || has_dims(json_object_get(run->oracles, "scaled"), dims)) &&
+           !has_dims(json_object_get(run->oracles, "untimed"), dims);
+}
+
+json_t *ka_run_race_dims(struct ka_run *run)
 {
     KA_AUTO_FREE json_t **dims = NULL;
     size_t count = 0;
-    KA_EACH(run->shapes, i, shape) {
-        if (ka_plan_is(shape, "required"))
-            *KA_APPEND(dims, count) = json_object_get(shape, "dims");
+    bool own_cpu_sweep;
+    json_auto_t *sweep = ka_run_sweep(run, &own_cpu_sweep);
+    KA_EACH(sweep, i, entry) {
+        if (timed(run, json_object_get(entry, "dims")))
+            *KA_APPEND(dims, count) = json_object_get(entry, "dims");
     }
     if (count)
         qsort(dims, count, sizeof(*dims), by_size);
@@ -49,7 +67,7 @@ json_t *ka_run_race_dims(const struct ka_run *run)
     return some;
 }
 
-static json_t *cases_of(const struct ka_run *run)
+static json_t *cases_of(struct ka_run *run)
 {
     json_auto_t *some = ka_run_race_dims(run);
     json_t *cases = json_array();
@@ -115,8 +133,38 @@ static void tell(const struct ka_run *run, const struct ka_race *race, bool won)
         ka_log(KA_LOG_INFO, "%s: forward and backward take %.4g ms", run->name, race->ms);
 }
 
-/* `why`: the candidate could not be timed; NULL: `timed` has its samples. */
-static void end(struct ka_run *run, const json_t *timed, const char *why)
+static bool has_to_pass(const struct ka_run *run, const json_t *dims)
+{
+    KA_EACH(run->shapes, i, shape) {
+        if (ka_plan_is(shape, "required") && json_equal(json_object_get(shape, "dims"), dims))
+            return true;
+    }
+    return false;
+}
+
+/* A shape that does not have to pass, or of which something smaller was checked, may be too large for this
+ * GPU. Before there is a best that could be timed on it, it is left out, from now on. */
+static void leave_out(struct ka_run *run, json_t *cases, json_t *entries)
+{
+    if (run->job.best && run->job.best_verified)
+        return;
+    for (size_t i = json_array_size(entries); i-- > 0;) {
+        json_t *entry = json_array_get(entries, i), *dims = json_object_get(json_array_get(cases, i), "dims");
+        if (json_is_true(json_object_get(entry, "ok")) || has_to_pass(run, dims) ||
+            json_array_size(entries) == 1)
+            continue;
+        ka_log(KA_LOG_INFO, "%s: a shape is left out of what is timed: %.300s", run->name,
+               ka_text_of(json_object_get(entry, "error"), "message", "it failed"));
+        if (!json_object_get(run->oracles, "untimed"))
+            json_object_set_new(run->oracles, "untimed", json_array());
+        json_array_append_new(json_object_get(run->oracles, "untimed"), json_pack("{s:O}", "dims", dims));
+        json_array_remove(cases, i);
+        json_array_remove(entries, i);
+    }
+}
+
+/* `why`: the candidate could not be timed; NULL: `found` has its samples. */
+static void end(struct ka_run *run, const json_t *found, const char *why)
 {
     ka_run_raced_fn next = run->raced;
     json_auto_t *cases = run->race_cases, *doc = NULL;
@@ -125,6 +173,9 @@ static void end(struct ka_run *run, const json_t *timed, const char *why)
     struct ka_raced raced = {.cost = INFINITY};
     struct ka_race race;
     struct ka_err err;
+    json_auto_t *timed = json_pack("{s:o}", "cases", json_copy(json_object_get(found, "cases")));
+    if (!why)
+        leave_out(run, cases, json_object_get(timed, "cases"));
     if (!why && ka_race_of(timed, &race, &err))
         why = err.msg;
     if (why) {

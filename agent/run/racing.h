@@ -17,9 +17,9 @@ typedef void (*ka_run_raced_fn)(struct ka_run *run, const struct ka_raced *raced
 /* Is this a run in which times decide: one that optimises, on a GPU? */
 bool ka_run_races(const struct ka_run *run);
 
-/* Dims of what is timed: of the sweep, what has to pass; all, or evenly from the smallest to the largest (new
- * reference). */
-json_t *ka_run_race_dims(const struct ka_run *run);
+/* Dims of what is timed: of the sweep what was checked, as it is or as something smaller; all, or evenly from
+ * the smallest to the largest (new reference). */
+json_t *ka_run_race_dims(struct ka_run *run);
 
 /* Time forward and backward of a pair on shapes of the sweep, in turn with `leader`, another pair's path, or
  * with the best verified candidate where it is NULL, with the GPU to themselves. `next` runs once, unless the

@@ -200,3 +200,47 @@ def test_memory_that_runs_out_in_an_operation_of_its_own__is_waited_for_once(age
     journal = Path(done.result["run_dir"], "run.jsonl").read_text().splitlines()
     ran = [event for event in map(json.loads, journal) if event.get("op") == "differentiate"]
     assert len(ran) == 2, ran
+
+
+LARGE = {"M": 64, "N": 24}
+
+
+def with_a_large_shape(agent: Agent, patches: dict[str, tuple[str, str]]) -> tuple[Any, list[dict[str, Any]]]:
+    """A run of which the oracle's memory ends before the sweep's largest shape; `patches`: of other files."""
+    package = agent.folder / "share" / "sandbox" / "kernel_agent" / "operations"
+    short = (
+        "    left = None\n",
+        '    budget, left = {**budget, "device_bytes": 8 * EVALUATION * 1000}, None\n',
+    )
+    for name, (old, new) in {"budget.py": short, **patches}.items():
+        text = (package / name).read_text()
+        assert text.count(old) == 1
+        (package / name).write_text(text.replace(old, new))
+    forward = agent.folder / "scale.py"
+    forward.write_text(FORWARD.replace("SWEEP = [", f"SWEEP = [{LARGE}, "))
+    options = ("--backend", "none", "--json", "--device", "cuda", "--python", sys.executable)
+    done = agent("--file-path", forward, *options)
+    assert done.code == 0 and done.result["verdict"] == "verified", done.err
+    journal = Path(done.result["run_dir"], "run.jsonl").read_text().splitlines()
+    return done, [event for event in map(json.loads, journal) if event["event"] == "race"]
+
+
+def test_a_shape_that_is_checked_smaller__is_timed_as_it_is(agent: Agent) -> None:
+    done, races = with_a_large_shape(agent, {})
+    assert [one["dims"] for one in done.result["shapes"]["skipped"]] == [LARGE]
+    assert len(races) > 1
+    for race in races:
+        assert [shape["dims"] for shape in race["shapes"]] == [{"M": 4, "N": 24}, {"M": 3, "N": 33}, LARGE]
+
+
+def test_such_a_shape__that_cannot_be_timed_either__is_left_out_of_all_races(agent: Agent) -> None:
+    full = (
+        "            made = call()\n",
+        "            made = call()\n"
+        "            if any(launch.grid[0] > 60 for launch in launches):\n"
+        '                raise torch.OutOfMemoryError("out of memory")\n',
+    )
+    done, races = with_a_large_shape(agent, {"device_clock.py": full})
+    assert len(races) > 1 and done.err.count("a shape is left out of what is timed") == 1, done.err
+    for race in races:
+        assert [shape["dims"] for shape in race["shapes"]] == [{"M": 4, "N": 24}, {"M": 3, "N": 33}]

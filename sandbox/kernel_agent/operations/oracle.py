@@ -476,14 +476,17 @@ class Case:
         reach: float = 1,
         kinks: Kinks | None = None,
     ) -> Replay:
-        """The record evaluated. The first time of a small call of a GPU is a trial on the CPU."""
+        """The record evaluated. The first time of a small call of a GPU is a trial on the CPU.
+
+        Its seconds are this thread's, on a processor: neither a busy machine nor one that stops this process
+        while others time kernels decides whether a shape is checked as it is."""
         tape = recording.recorder.tape
         replay = Replay(tape, precision, budget.place(tape), self.fwd.path, jitter, reach, self.masked, kinks)
         if replay.memory.device != tape.device and replay.memory.checked:
             replay.memory.watch = budget.trial()
         seconds = self.limits.get("seconds")
         if seconds is not None and replay.memory.checked:
-            replay.memory.until = time.monotonic() + float(seconds)
+            replay.memory.until = time.thread_time() + float(seconds)
         try:
             replay.run()
         except budget.Wide:

@@ -148,7 +148,7 @@ class Memory:
         self.checked = checked
         self.met = met if met is not None else []  # of each store in turn: do lanes meet at one address?
         self.stores = 0
-        self.until: float | None = None  # by time.monotonic(): an evaluation that goes on longer is given up
+        self.until: float | None = None  # by time.thread_time(): an evaluation that takes more is given up
         self.watch: Callable[[], None] | None = None  # called before each operation; may raise
         self.device = torch.device(device)
         self.compiled = compiled
@@ -236,7 +236,7 @@ class Memory:
 
     def load(self, ptr: Pointer, mask: torch.Tensor | None, other: torch.Tensor | None) -> torch.Tensor:
         """Gather (programs or 1, *shape); masked lanes give `other`, or 0."""
-        if self.until is not None and time.monotonic() > self.until:
+        if self.until is not None and time.thread_time() > self.until:
             raise KernelError(
                 "the evaluation in float64 takes too long at this shape",
                 kind="too_large",
