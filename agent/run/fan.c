@@ -234,7 +234,7 @@ static void try_alone(struct ka_fan *fan)
     part->fan = fan;
     part->cases = fan->crowded;
     fan->crowded = NULL;
-    ka_log(KA_LOG_INFO, "%s: %zu cases once more, alone: the GPU's memory had run out", ka_run_name(fan->run),
+    ka_log(KA_LOG_INFO, "%s: %zu cases once more, alone: the GPU had no room for them", ka_run_name(fan->run),
            json_array_size(part->cases));
     start_part(part, "once more, alone");
     json_decref(fan->extra);

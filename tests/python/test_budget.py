@@ -156,6 +156,14 @@ def test_candidate__out_of_memory__is_its_own_and_named_with_the_line(write, tmp
     assert "OutOfMemoryError" in source.splitlines()[error["line"] - 1]
 
 
+@pytest.mark.parametrize(("text", "again"), [("unknown error", True), ("an illegal memory access", None)])
+def test_candidate__error_of_the_driver_that_says_nothing__is_tried_again(write, tmp_path, text, again):
+    source = SCALE_PAIR.replace("return d_x, None", f"raise RuntimeError('CUDA error: {text}')")
+    request = {"file": str(write(source)), "device": "cpu", "cases": [CASE]}
+    error = candidate.run(request, tmp_path)["cases"][0]["error"]
+    assert error["kind"] == "candidate_raised" and error.get("out_of_memory") is again
+
+
 def test_candidate__kernel_too_large_for_the_gpu__is_marked(write, tmp_path):
     source = SCALE_PAIR.replace("return d_x, None", "raise OutOfResources(294912, 232448, 'shared memory')")
     path = write("from triton.runtime.errors import OutOfResources\n" + source)

@@ -147,6 +147,12 @@ def out_of_memory(error: BaseException) -> str | None:
     return None
 
 
+def driver_failed(error: BaseException) -> bool:
+    """Has the driver failed without saying at what (cudaErrorUnknown, 999), as it does with many processes on
+    a GPU? What a kernel does wrong has errors of its own."""
+    return any("CUDA error: unknown error" in str(cause) for cause in _causes(error))
+
+
 def out_of_resources(error: BaseException) -> bool:
     """Does a kernel want more shared memory, tensor memory or threads than the GPU gives one program?"""
     return any(isinstance(cause, OutOfResources) for cause in _causes(error))
