@@ -24,7 +24,8 @@ def test_menu__offers_warps_and_the_forwards_own_list() -> None:
 def test_menu__offers_no_block_size_that_something_may_hang_on() -> None:
     configs = draft(ROOT / "examples/softmax.py", {"M": 3, "N": 37})["report"]["configs"]
     assert configs
-    assert {key for config in configs for key in config} <= {"num_warps", "num_stages", "splits", "outputs"}
+    assert {key for config in configs for key in config} <= {"num_warps", "saved", "outputs"}
+    assert {"saved": 1} in configs and {"outputs": 1} in configs, "rows' numbers, or the row: both are timed"
 
 
 def test_menu__offers_stages_only_where_products_can_be_pipelined() -> None:

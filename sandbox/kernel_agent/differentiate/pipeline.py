@@ -636,7 +636,7 @@ def _scheduled(site: trace.Site, name: str, asked: Asked, known: list[LineReport
     offers = [{"outputs": 1}] * forward_values.holds_sums(reverse)
     forward_values.use_stored(reverse, asked.outputs)
     row_factors.move(reverse)
-    if not offers and saved.offers(reverse, site):
+    if saved.offers(reverse, site):
         offers.append({"saved": 1})
     kept = saved.use(reverse, site, asked.saved)
     if not kept and asked.saved and asked.apart:
