@@ -27,6 +27,15 @@ def test_menu__offers_no_block_size_that_something_may_hang_on() -> None:
     assert {key for config in configs for key in config} <= {"num_warps", "num_stages", "splits", "outputs"}
 
 
+def test_menu__begins_with_tiles_of_each_kernels_own_for_products() -> None:
+    """A tuner often has the time for three: not for atomic adds, nor for sums that are shared out."""
+    report = draft(ROOT / "examples/matmul.py", {"M": 70, "N": 50, "K": 45, "leaky": True})["report"]
+    apart = [bool(config.get("apart")) for config in report["configs"]]
+    assert apart[0] and apart == sorted(apart, reverse=True) and {"splits": 128} in report["configs"]
+    assert report["alternatives"] == ["owner"]
+    assert draft(RECURRENCE, DIMS)["report"]["alternatives"] == ["owner", "atomic"]
+
+
 def test_menu__offers_stages_only_where_products_can_be_pipelined() -> None:
     softmax = draft(ROOT / "examples/softmax.py", {"M": 3, "N": 37})["report"]["configs"]
     matmul = draft(ROOT / "examples/matmul.py", {"M": 70, "N": 50, "K": 45, "leaky": True})["report"][

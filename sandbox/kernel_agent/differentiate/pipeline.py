@@ -134,6 +134,15 @@ class Draft:
     asked: Asked = field(default_factory=lambda: Asked("partials"))
     longest: dict[int, int] = field(default_factory=dict)  # sizes of the traced call: the greatest in SWEEP
 
+    @property
+    def alternatives(self) -> list[str]:
+        """Other schedules for the tuner to try, before configurations; not atomic adds of products of matrices
+        whose owners may have tiles of their own: those took twice as long wherever they were timed."""
+        if self.only or not self.atomics_naive:
+            return []
+        owned = not self.atomics and any(config.get("apart") for config in self.configs)
+        return [name for name in SCHEDULES if name != self.schedule and not (owned and name == "atomic")]
+
 
 def differentiate(
     fwd: Forward,

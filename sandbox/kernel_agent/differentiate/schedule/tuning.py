@@ -44,6 +44,7 @@ def menu(fwd: Forward, sites: list[Site]) -> list[dict[str, Any]]:
     for config in found:
         if config not in unique:
             unique.append(config)
+    unique.sort(key=lambda config: not config.get("apart"))
     return unique[:MOST]
 
 
@@ -61,10 +62,12 @@ def one_warp(reverse: Reverse, site: Site) -> list[dict[str, Any]]:
 
 
 def offer(configs: list[dict[str, Any]], config: dict[str, Any]) -> None:
-    """Put a configuration behind one that it extends, else before all others, once."""
+    """Put a configuration behind one that it extends, else before all others but those with tiles of each
+    kernel's own, once."""
     if config not in configs:
         extended = [at for at, one in enumerate(configs) if one.items() < config.items()]
-        configs.insert(extended[0] + 1 if extended else 0, config)
+        before = sum(bool(one.get("apart")) for one in configs)
+        configs.insert(extended[0] + 1 if extended else before, config)
         del configs[MOST:]
 
 
