@@ -174,3 +174,14 @@ def test_operand_that_is_larger_than_what_is_loaded__is_not_kept(changed) -> Non
     result = draft(file, DIMS, config={"operands": 1})
     assert set(re.findall(r"operand_\w+ = torch", result["backward"])) == {"operand_d_acc = torch"}
     assert_right(file, result, CASES)
+
+
+def test_operand_of_two_products__is_loaded_once(changed) -> None:
+    """By its own name: that of its memory is taken."""
+    dot = 'acc = tl.dot(x, w.to(x.dtype), acc, input_precision="ieee")\n'
+    half = dot.replace("w.to(x.dtype)", "(w.to(tl.float32) * 0.5).to(x.dtype)")
+    file = changed((dot, f"{dot}        {half}"))
+    result = draft(file, DIMS, config=OPERANDS)
+    owner = kernel(result["backward"], OWNER)
+    assert owner.count("d_acc = tl.load(operand_d_acc + ") == 1 and owner.count("tl.load(operand_") == 3
+    assert_right(file, result, CASES)

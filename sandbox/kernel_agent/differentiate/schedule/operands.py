@@ -136,7 +136,7 @@ class Operands:
         place = self._place(value, tile)
         attrs = {"other": False, "buffer": True}
         load = g.make("load", (g.scratch(kept.name, kept.dtype), place), attrs, value.dtype, value.shape)
-        load.hint, load.line, load.reverse = load.hint or value.hint, value.line, value.reverse
+        load.hint, load.line, load.reverse = self.made[value].called, value.line, value.reverse
         load.upstream = value.upstream
         return load
 
