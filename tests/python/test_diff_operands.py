@@ -151,8 +151,18 @@ BRANCH = (
     "        if start < M:\n"
     '            acc += tl.dot(x, w.to(x.dtype), input_precision="ieee")\n',
 )  # fmt: skip
-FEWER = ("range(0, K, BLOCK_K)", "range(0, tl.minimum(K, tl.program_id(0) * BLOCK_M + BLOCK_M), BLOCK_K)")
+FEWER = ("range(0, K, BLOCK_K)", "range(0, (tl.program_id(0) + 1) * BLOCK_M, BLOCK_K)")
 NOT_ALL = {"a step that a branch leaves out": BRANCH, "steps that some programs leave out": FEWER}
+# Activations that are whole numbers, and weights that want a gradient.
+INTEGER_ROWS = (
+    ("(0,)", "(1,)"),
+    ("dtype=x.dtype)", "dtype=w.dtype)"),
+    ("tl.dot(x, w.to(x.dtype)", "tl.dot(x.to(w.dtype), w"),
+    ("x = torch.randn(", "w = torch.randn("),
+    ('(dims["M"], dims["K"], device', '(dims["N"], dims["K"], device'),
+    ("w = torch.randint(", "x = torch.randint("),
+    ('(dims["N"], dims["K"]), device', '(dims["M"], dims["K"]), device'),
+)
 
 
 @pytest.mark.parametrize("edit", NOT_ALL.values(), ids=NOT_ALL)
@@ -161,6 +171,15 @@ def test_tiles_that_no_call_need_reach__are_not_computed(changed, edit: tuple[st
     file = changed(edit)
     result = draft(file, DIMS, config={"operands": 1})
     assert "operand_w" not in result["backward"]
+    assert_right(file, result, CASES)
+
+
+def test_tiles_of_programs_that_do_not_reach_the_owned_one__are_not_computed(changed) -> None:
+    result = draft(changed(*INTEGER_ROWS), DIMS, config={"operands": 1})
+    assert "operand_x" in result["backward"]
+    file = changed(*INTEGER_ROWS, FEWER)
+    result = draft(file, DIMS, config={"operands": 1})
+    assert "operand_x" not in result["backward"]
     assert_right(file, result, CASES)
 
 
