@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from diff_support import assert_right, draft, edits_of, errors
+from kernel_agent.differentiate.schedule import aligned_rows
 from test_diff_own_tiles import few_programs_are_enough
 
 __all__ = ["few_programs_are_enough"]
@@ -144,6 +145,20 @@ def test_offers__come_with_tiles_of_each_kernels_own_and_first(changed) -> None:
     apart, operands, *others = draft(changed(), DIMS)["report"]["configs"]
     assert apart["apart"] == 1 and operands == {**apart, "operands": 1}
     assert not any(config.get("apart") for config in others)
+
+
+def test_rows_of_operands__are_aligned_whatever_the_lengths_are(
+    changed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What products load as it is has to be, still."""
+    monkeypatch.setattr(aligned_rows, "ALIGNED", 16)
+    file = changed()
+    plain, prepared = (draft(file, DIMS, config=config)["backward"] for config in (TILES, OPERANDS))
+    assert "N % 16 == 0" in plain and "K % 16 == 0" in plain
+    assert " % 16 == 0" not in prepared and "ctx.tiles = grid[0] == " in prepared
+    assert_right(file, {"backward": prepared}, CASES)
+    learned = draft(changed(*LEARNED), DIMS, config=OPERANDS)["backward"]
+    assert "K % 16 == 0" in learned and "N % 16 == 0" not in learned
 
 
 BRANCH = (

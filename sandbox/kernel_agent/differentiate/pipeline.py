@@ -389,6 +389,8 @@ def _launch(fwd: Forward, site: trace.Site, kernels: dict[str, str], draft: Draf
         if meeting is not None and plan.site is site:
             raise meeting
         overwrite.check_reads(plan.site.kernel, trace.program_axes(site), site.launch.grid)
+    if asked.operands:
+        text.tiles.backward = [effect for plan in _leaves(best) for effect in plan.effects]
     parts = _parts(best, lambda plan: _part(fwd, plan, text, kernels, draft))
     if text.saving:
         text.launched = f"{site.kernel_name}_saving{name.removeprefix(site.kernel_name + '_bwd')}"
@@ -644,6 +646,12 @@ class Scheduled:
     saved: list[Saved] = field(default_factory=list)  # by the forward
     offers: list[dict[str, Any]] = field(default_factory=list)  # configurations that ask for something else
     shared: Shared | None = None  # the main kernel's loop
+
+    @property
+    def effects(self) -> list:
+        """Those that kernels have, but for operands that are computed once."""
+        main = [effect for effect in self.reverse.effects if effects_of(effect)]
+        return main + self.after + [effect for made in self.owner.kernels for effect in made.effects]
 
     @property
     def writes(self) -> list[GradWrite]:
