@@ -54,7 +54,7 @@ from .schedule import (
 )
 from .schedule.decisions import Totals, advise, header
 from .schedule.gradient_writes import SKIPPED
-from .schedule.owner import NotOwned, Owner
+from .schedule.owner import NotOwned, Owner, OwnerKernel
 from .schedule.partials import Partials
 from .schedule.saved import Saved
 from .schedule.scattered import Scattered
@@ -140,8 +140,9 @@ class Draft:
 
     @property
     def alternatives(self) -> list[str]:
-        """Other schedules for the tuner to try, before configurations; not atomic adds of products of matrices
-        whose owners may have tiles of their own: those took twice as long wherever they were timed."""
+        """Other schedules for the tuner to try, before configurations; not atomic adds of products of
+        matrices whose owners may have tiles of their own: those took twice as long wherever they were
+        timed."""
         if self.only or not self.atomics_naive:
             return []
         owned = not self.atomics and any(config.get("apart") for config in self.configs)
@@ -521,12 +522,8 @@ def _part(fwd: Forward, plan: Scheduled, text: FunctionText, kernels: dict[str, 
         notes = []
     apart = _tiles_apart(plan, text) if draft.asked.apart else None
     for made in owner.kernels:
-        steps = []
-        for one in made.operands:
-            note = f"one program a tile of `{one.called}`, for the products of {made.name}"
-            steps.append(operand_step(text, emit(one.name, one.effects, [*notes, note]), one))
-            notes = []
-        emitted = emit(made.name, made.effects, [*notes, *made.notes])
+        steps = _operand_steps(text, made, emit, notes)
+        emitted = emit(made.name, made.effects, [*([] if steps else notes), *made.notes])
         steps.append(owner_step(text, part, emitted, made, owner, draft.asked.splits or SPLITS))
         if apart is not None:
             steps[0].setup[:0] = apart.before(made)
@@ -540,6 +537,18 @@ def _part(fwd: Forward, plan: Scheduled, text: FunctionText, kernels: dict[str, 
     _check_inplace(plan)
     part.written, part.copies = _written(plan, text), copies
     return part
+
+
+def _operand_steps(
+    text: FunctionText, made: OwnerKernel, emit: Callable[[str, list, list[str]], Emitted], notes: list[str]
+) -> list[Step]:
+    """The launches in front of an owner kernel that compute what its products take; `notes` are above the
+    first."""
+    steps: list[Step] = []
+    for one in made.operands:
+        told = [*([] if steps else notes), f"one program a tile of `{one.called}`, for {made.name}"]
+        steps.append(operand_step(text, emit(one.name, one.effects, told), one))
+    return steps
 
 
 def _tiles_apart(plan: Scheduled, text: FunctionText) -> TilesApart | None:

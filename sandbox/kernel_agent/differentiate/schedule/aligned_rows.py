@@ -6,8 +6,9 @@ Triton compiles a kernel anew for whole numbers that are multiples of 16. It the
 copies them to shared memory while earlier ones are multiplied; of other rows each element is loaded by
 itself, and a large tile has too many of them.
 
-A backward reads what the products of the forward read, and upstream gradients where that stores. Operands that
-are computed once (`operands`) have rows that are aligned: then only what its own products load is asked for.
+A backward reads what the products of the forward read, and upstream gradients where that stores. Operands
+that are computed once (`operands`) have rows that are aligned: then only what its own products load is asked
+for.
 """
 
 from __future__ import annotations

@@ -5,10 +5,10 @@
         d_x_sum += tl.dot(d_acc, w)                     d_x_sum += tl.dot(d_acc, w)
 
 What is scaled, unpacked or converted in front of a product goes through registers, so that none of it is
-loaded while earlier tiles are multiplied, and every program along an axis of the grid that it does not hang on
-computes it again. A kernel with a program for each tile of the operand stores it, in the type that the product
-takes; the owner loads that. A tile lies in one piece, as it is, with all that it has beyond the matrix: which
-elements are inside is not asked again, and its rows are aligned whatever the lengths are.
+loaded while earlier tiles are multiplied, and every program along an axis of the grid that it does not hang
+on computes it again. A kernel with a program for each tile of the operand stores it, in the type that the
+product takes; the owner loads that. A tile lies in one piece, as it is, with all that it has beyond the
+matrix: which elements are inside is not asked again, and its rows are aligned whatever the lengths are.
 
 It is done where the loops reach each tile in every call, and where the operand is no larger than what is
 loaded for it.

@@ -84,8 +84,8 @@ class Owner:
         operands: bool = False,
     ) -> None:
         """`products`: split also the sums of products of blocks, for few tiles with long sums. `walk`: move
-        the writes of its tiles, and no others. `own`: tiles that each kernel may have others than. `operands`:
-        compute those of products once, in front of it, where more than one program would."""
+        the writes of its tiles, and no others. `own`: tiles that each kernel may have others than.
+        `operands`: compute those of products once, in front of it, where more than one program would."""
         self.walk, self.prepares = walk, operands
         self.could_prepare = False  # whether there are any such operands
         axes = [axis for axis in axes if walk is None or axis != walk.axis]
