@@ -186,6 +186,7 @@ def test_tiles_that_no_call_need_reach__are_not_computed(changed, edit: tuple[st
     file = changed(edit)
     result = draft(file, DIMS, config={"operands": 1})
     assert "operand_w" not in result["backward"]
+    assert ("operand_d_acc" in result["backward"]) == (edit is FEWER)  # that every program has
     assert_right(file, result, CASES)
 
 

@@ -571,7 +571,7 @@ def _offer_for_products(draft: Draft, plan: Scheduled) -> None:
     if draft.schedule == "atomic":
         return
     if plan.owner.could_prepare:
-        tuning.offer(draft.configs, {**wide, "operands": 1})
+        tuning.offer(draft.configs, {**wide, "operands": 1}, early=False)
     own = own_tiles.of_all(site) if wide else None
     if own is None:
         return

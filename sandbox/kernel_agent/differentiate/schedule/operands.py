@@ -68,13 +68,17 @@ class Operands:
         """`grid`: that of the owner kernel, for the host. `in_kernel`: what the host counts, as a generated
         kernel has it. `asked`: whether to replace any; else `offered` says whether there are some."""
         self.g, self.name, self.grid, self.in_kernel, self.asked = g, name, grid, in_kernel, asked
+        self.ids: set[Node] = set()  # all that the owner kernel has of its programs
+        self.steps: set[Node] = set()  # those of them that stand for steps of the forward
         self.made: dict[Node, Operand] = {}
         self.offered = False
 
-    def of_grid(self, owned: Iterable[Node]) -> dict[Node, Range]:
-        """The program ids that these values are made of."""
-        pids = [n for n in nodes_in(owned) if n.op == "pid"]
-        return {n: Range(self.grid[n.attrs["axis"]], self.g.const(0), self.g.one) for n in pids}
+    def of_grid(self, owned: Iterable[Node], steps: Iterable[Node], same: bool) -> dict[Node, Range]:
+        """The program ids that these values are made of. `steps`: those of them that are of loops, which
+        count where all programs make the `same`."""
+        self.ids, self.steps = _told_by(owned), _told_by(steps)
+        ids = self.ids if same else self.ids - self.steps
+        return {n: Range(self.grid[n.attrs["axis"]], self.g.const(0), self.g.one) for n in ids}
 
     def of(self, value: Node, ranges: Mapping[Node, Range]) -> Node:
         """What a product takes for an operand."""
@@ -92,11 +96,11 @@ class Operands:
         nodes = list(nodes_in([value]))
         if len(value.shape) != 2 or not value.is_float or _is_loaded(value):
             return None
-        if any(n.op in _NOT_OF_A_TILE for n in nodes) or any(not r.is_loop for r in _around(value)):
+        numbers = _told_by([value])
+        left_out = [r for r in _around(value) if not r.is_loop and not (r.skips and not numbers & self.steps)]
+        if left_out or any(n.op in _NOT_OF_A_TILE for n in nodes):
             return None
-        numbers = _told_by(value)
-        grid = {n for n in ranges if n.op == "pid"}
-        again = bool(grid - numbers) and any(n.op == "iv" for n in numbers)
+        again = bool(self.ids - numbers) and any(n.op == "iv" for n in numbers)
         if not again or not numbers <= ranges.keys() or self._largest(value) is None:
             return None
         found = sorted(numbers, key=lambda n: (n.op != "pid", n.attrs.get("axis", 0), n.id))
@@ -106,10 +110,10 @@ class Operands:
 
     def _largest(self, value: Node) -> Node | None:
         """A load of as many elements as the operand has."""
-        numbers = _told_by(value)
+        numbers = _told_by([value])
         loads = [n for n in nodes_in([value]) if n.op == "load" and len(n.shape) == len(value.shape)]
         whole = [n for n in loads if self.g.is_one(n.shape[0]) or self.g.is_one(n.shape[1])]
-        return next((n for n in loads if n not in whole and _told_by(n) == numbers), None)
+        return next((n for n in loads if n not in whole and _told_by([n]) == numbers), None)
 
     def _columns_first(self, value: Node) -> bool:
         """Whether neighbours in memory are below each other in what is loaded."""
@@ -185,8 +189,9 @@ def _is_loaded(value: Node) -> bool:
     return core.op == "load" and core.is_float and _BITS[real(core.dtype)] >= _BITS[real(value.dtype)]
 
 
-def _told_by(value: Node) -> set[Node]:
-    return {n for n in nodes_in([value]) if n.op in ("pid", "iv")}
+def _told_by(values: Iterable[Node]) -> set[Node]:
+    """The numbers of the grid and of loops in these values."""
+    return {n for n in nodes_in(values) if n.op in ("pid", "iv")}
 
 
 def _around(value: Node) -> list[Region]:

@@ -885,18 +885,19 @@ class Nest:
         return new
 
     def ranges(self) -> dict[Node, Range]:
-        """The values of this kernel's numbers, where each of them comes with each of the others in every
-        call."""
+        """The values of this kernel's numbers, of those of which each comes with each of the others in every
+        call: of programs, and of steps that all programs make."""
         part, affine = self.parts[0], Affine(self.g)
+        if part.turned is not None or self.owner.walk is not None:
+            return {}
         bounds = [region.bounds for region in part.path if region.bounds is not None]
         same = all(affine.uniform(bound) for of_loop in bounds for bound in of_loop)
-        if not same or part.turned is not None or self.owner.walk is not None:
-            return {}
-        found = self.operands.of_grid(self.own.values())
+        steps = [number for key, number in self.own.items() if key not in part.own]
+        found = self.operands.of_grid(self.own.values(), steps, same)
         for v, number in self.actual.items():
             if number.op == "iv":
                 found[number] = Range(v.attrs["count"], self.g.const(0), self.g.one)
-        for region in part.reduced:
+        for region in part.reduced if same else ():
             new = self.variables.get(region.iv)  # type: ignore[arg-type]
             if new is not None and new.home.bounds == region.bounds:
                 first, end, step = region.bounds  # type: ignore[misc]
