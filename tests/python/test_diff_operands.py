@@ -147,6 +147,19 @@ def test_offers__come_with_tiles_of_each_kernels_own_and_first(changed) -> None:
     assert not any(config.get("apart") for config in others)
 
 
+def test_operands__are_offered_beside_tiles_that_the_forward_saves(changed) -> None:
+    """First of all but tiles of each kernel's own: with both, the backward has one product alone."""
+    file = changed(("(0,)", "(0, 2)"))
+    report = draft(file, DIMS)["report"]
+    apart, both, saved, operands, *_ = report["configs"]
+    assert (saved, operands) == ({**apart, "saved": 1}, {**apart, "operands": 1})
+    assert both == {**saved, "operands": 1}
+    result = draft(file, DIMS, config={**OPERANDS, "saved": 1})
+    main = kernel(result["backward"], "def linear_kernel_bwd(").split("# reverse")[0]
+    assert "tl.dot(" not in main and "saved_acc" in main and "operand_w" in result["backward"]
+    assert_right(file, result, CASES)
+
+
 def test_rows_of_operands__are_aligned_whatever_the_lengths_are(
     changed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
