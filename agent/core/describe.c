@@ -234,6 +234,7 @@ static const struct word DECISIONS[] = {
     {"partials", "private partial sums and a second kernel"},
     {"schedule", "stays atomic"},
     {"spill", "written by the main kernel for another one"},
+    {"operand", "computed once, by a kernel in front of the products that take it"},
     {"stored", "read back, not recomputed"},
     {"max", "no gradient through the maximum"},
     {"assumption", "assumed of every call"},

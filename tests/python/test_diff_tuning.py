@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from diff_support import ROOT, assert_right, draft
-from kernel_agent.differentiate.schedule import owner
+from kernel_agent.differentiate.schedule import owner, tuning
 
 RECURRENCE = ROOT / "examples/linear_recurrence.py"
 DIMS = {"B": 2, "T": 4, "D": 130, "gate": True, "h0": True}
@@ -26,6 +26,23 @@ def test_menu__offers_no_block_size_that_something_may_hang_on() -> None:
     assert configs
     assert {key for config in configs for key in config} <= {"num_warps", "saved", "outputs"}
     assert {"saved": 1} in configs and {"outputs": 1} in configs, "rows' numbers, or the row: both are timed"
+
+
+def test_menu__begins_with_tiles_of_each_kernels_own_for_products() -> None:
+    """A tuner often has the time for three: not for atomic adds, nor for sums that are shared out."""
+    report = draft(ROOT / "examples/matmul.py", {"M": 70, "N": 50, "K": 45, "leaky": True})["report"]
+    apart = [bool(config.get("apart")) for config in report["configs"]]
+    assert apart[0] and apart == sorted(apart, reverse=True) and {"splits": 128} in report["configs"]
+    assert report["alternatives"] == ["owner"]
+    assert draft(RECURRENCE, DIMS)["report"]["alternatives"] == ["owner", "atomic"]
+
+
+def test_offer__that_is_not_early_stands_before_warps_alone() -> None:
+    blocks = [{"BLOCK": 32 * n, "num_warps": 4} for n in range(1, tuning.MOST + 1)]
+    for known, at in (([*blocks[:2], {"num_warps": 2}], 2), (blocks, tuning.MOST - 1)):
+        configs = [*known]
+        tuning.offer(configs, {"operands": 1}, early=False)
+        assert configs[at] == {"operands": 1} and len(configs) <= tuning.MOST
 
 
 def test_menu__offers_stages_only_where_products_can_be_pipelined() -> None:

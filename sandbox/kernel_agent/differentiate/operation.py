@@ -8,7 +8,7 @@ from typing import Any
 
 from .. import errors, forward
 from .ir.refusal import Refusal
-from .pipeline import SCHEDULES, differentiate
+from .pipeline import differentiate
 
 
 class Refused(errors.Unusable):
@@ -40,7 +40,6 @@ def run(request: dict[str, Any], scratch: Path) -> dict[str, Any]:
         raise Refused([refusal.at(None, fwd.path)]) from None
     ast.parse(draft.text)
     lines = [{"line": r.line, "class": r.kind, "proof": r.proof, "reason": r.reason} for r in draft.report]
-    several = draft.atomics_naive and not draft.only
     counts = ("tape_bytes", "tape_naive_bytes", "atomics", "atomics_naive")
     report = {
         **{name: getattr(draft, name) for name in counts},
@@ -48,7 +47,7 @@ def run(request: dict[str, Any], scratch: Path) -> dict[str, Any]:
         "schedule": draft.schedule,
         "rounded": draft.rounded,
         "configs": draft.configs,
-        "alternatives": [name for name in SCHEDULES if name != draft.schedule] if several else [],
+        "alternatives": draft.alternatives,
     }
     return {"backward": draft.text, "entry": draft.entry, "report": report}
 

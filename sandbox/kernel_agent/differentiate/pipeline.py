@@ -54,7 +54,7 @@ from .schedule import (
 )
 from .schedule.decisions import Totals, advise, header
 from .schedule.gradient_writes import SKIPPED
-from .schedule.owner import NotOwned, Owner
+from .schedule.owner import NotOwned, Owner, OwnerKernel
 from .schedule.partials import Partials
 from .schedule.saved import Saved
 from .schedule.scattered import Scattered
@@ -79,6 +79,7 @@ from .write.steps import (
     TilesApart,
     clear_step,
     kept_step,
+    operand_step,
     owner_step,
     partials_step,
     round_step,
@@ -92,6 +93,8 @@ FLAGS = 2  # of which each side of a launch may have kernels of its own
 TUNED_APART = "the forward's own choice is tuned apart"
 # Where gradients are summed over programs; a kernel that needs none of it has no alternatives.
 SCHEDULES = ("owner", "partials", "atomic")
+# Of a configuration, what asks the passes for something, by yes or no.
+KEYS = ("apart", "operands", "outputs", "saved", "exact", "walks")
 # What is raised where an invariant of these passes does not hold for a kernel.
 BROKEN = (AssertionError, NotOwned, RecursionError)
 
@@ -105,6 +108,7 @@ class Asked:
     shares: int = 0  # programs of a kernel that would have few, which share its loop; 0: they do not
     apart: bool = False  # kernels of the backward have tiles of their own each, where the launch has others
     outputs: bool = False  # read back what took a sum, where an output holds it
+    operands: bool = False  # those of products are computed once, where more than one program would
     saved: bool = False  # the forward saves numbers that took a sum, and what random numbers decide
     exact: bool = False  # nothing is read back that an output holds rounded
     walks: bool = False  # sums are in registers also where other gradients are added to at places of data
@@ -133,6 +137,16 @@ class Draft:
     programs: int = PROGRAMS  # that share the walk over a summed axis
     asked: Asked = field(default_factory=lambda: Asked("partials"))
     longest: dict[int, int] = field(default_factory=dict)  # sizes of the traced call: the greatest in SWEEP
+
+    @property
+    def alternatives(self) -> list[str]:
+        """Other schedules for the tuner to try, before configurations; not atomic adds of products of
+        matrices whose owners may have tiles of their own: those took twice as long wherever they were
+        timed."""
+        if self.only or not self.atomics_naive:
+            return []
+        owned = not self.atomics and any(config.get("apart") for config in self.configs)
+        return [name for name in SCHEDULES if name != self.schedule and not (owned and name == "atomic")]
 
 
 def differentiate(
@@ -215,7 +229,7 @@ def _attempt(
     stub = next(n for n in fwd.tree.body if isinstance(n, ast.FunctionDef) and n.name == fwd.stub_name)
     draft = Draft("", f"{fwd.stub_name}_autograd", schedule=schedule or "partials", longest=longest)
     draft.programs = int(config.get("programs", PROGRAMS))
-    kept = {name: bool(config.get(name)) for name in ("apart", "outputs", "saved", "exact", "walks")}
+    kept = {name: bool(config.get(name)) for name in KEYS}
     splits, shares = (int(config.get(name, 0)) for name in ("splits", "shares"))
     draft.asked = Asked(draft.schedule, splits, shares, **kept)
     if not sites:
@@ -376,6 +390,8 @@ def _launch(fwd: Forward, site: trace.Site, kernels: dict[str, str], draft: Draf
         if meeting is not None and plan.site is site:
             raise meeting
         overwrite.check_reads(plan.site.kernel, trace.program_axes(site), site.launch.grid)
+    if asked.operands:
+        text.tiles.backward = [effect for plan in _leaves(best) for effect in plan.effects]
     parts = _parts(best, lambda plan: _part(fwd, plan, text, kernels, draft))
     if text.saving:
         text.launched = f"{site.kernel_name}_saving{name.removeprefix(site.kernel_name + '_bwd')}"
@@ -458,7 +474,7 @@ def _part(fwd: Forward, plan: Scheduled, text: FunctionText, kernels: dict[str, 
     checks = [*(text.check(*layout) for layout in layouts), *text.asked(list(dict.fromkeys(asked)))]
     for offer in () if plan.fused is not None and plan.saved else plan.offers:
         tuning.offer(draft.configs, offer)
-    _offer_saved_tiles(draft, reverse, site)
+    _offer_for_products(draft, plan)
     part = Part(accumulated, list(dict.fromkeys(checks)), rows=plan.rows)
     text.saving |= {kept.buffer: kept for kept in plan.saved}
     text.saved |= dict.fromkeys(text.saving)
@@ -506,11 +522,12 @@ def _part(fwd: Forward, plan: Scheduled, text: FunctionText, kernels: dict[str, 
         notes = []
     apart = _tiles_apart(plan, text) if draft.asked.apart else None
     for made in owner.kernels:
-        emitted = emit(made.name, made.effects, [*notes, *made.notes])
-        step = owner_step(text, part, emitted, made, owner, draft.asked.splits or SPLITS)
+        steps = _operand_steps(text, made, emit, notes)
+        emitted = emit(made.name, made.effects, [*([] if steps else notes), *made.notes])
+        steps.append(owner_step(text, part, emitted, made, owner, draft.asked.splits or SPLITS))
         if apart is not None:
-            step.setup[:0] = apart.before(made)
-        part.steps.append(step)
+            steps[0].setup[:0] = apart.before(made)
+        part.steps += steps
         if made.few and not made.split:
             tuning.offer(draft.configs, {"splits": SPLITS})
         notes = []
@@ -520,6 +537,18 @@ def _part(fwd: Forward, plan: Scheduled, text: FunctionText, kernels: dict[str, 
     _check_inplace(plan)
     part.written, part.copies = _written(plan, text), copies
     return part
+
+
+def _operand_steps(
+    text: FunctionText, made: OwnerKernel, emit: Callable[[str, list, list[str]], Emitted], notes: list[str]
+) -> list[Step]:
+    """The launches in front of an owner kernel that compute what its products take; `notes` are above the
+    first."""
+    steps: list[Step] = []
+    for one in made.operands:
+        told = [*([] if steps else notes), f"one program a tile of `{one.called}`, for {made.name}"]
+        steps.append(operand_step(text, emit(one.name, one.effects, told), one))
+    return steps
 
 
 def _tiles_apart(plan: Scheduled, text: FunctionText) -> TilesApart | None:
@@ -535,20 +564,33 @@ def _tiles_apart(plan: Scheduled, text: FunctionText) -> TilesApart | None:
     )
 
 
-def _offer_saved_tiles(draft: Draft, reverse: Reverse, site: trace.Site) -> None:
-    """Beside tiles of each kernel's own, where the forward could save its tiles."""
-    wide = [config for config in draft.configs if config.get("apart")][:1]
-    own = own_tiles.of_all(site) if wide and draft.schedule != "atomic" else None
+def _offer_for_products(draft: Draft, plan: Scheduled) -> None:
+    """Beside tiles of each kernel's own, or alone: operands that are computed once; and tiles that the
+    forward saves."""
+    site, wide = plan.site, next((config for config in draft.configs if config.get("apart")), {})
+    if draft.schedule == "atomic":
+        return
+    if plan.owner.could_prepare:
+        tuning.offer(draft.configs, {**wide, "operands": 1}, early=False)
+    own = own_tiles.of_all(site) if wide else None
     if own is None:
         return
-    if site.blocks is None and own.uses.of:  # a kernel with other names for its blocks
-        site = own_tiles.named(site, own)
-        try:
-            reverse = _scheduled(site, "", replace(draft.asked, apart=True, saved=False), []).reverse
-        except (Refusal, *BROKEN):
+    named = site if isinstance(site.blocks, block_sizes.Grid) else own_tiles.named(site, own)
+    asked = replace(draft.asked, apart=True, operands=False)
+    try:
+        reverse = (
+            plan.reverse
+            if not own.uses.of
+            else _scheduled(named, "", replace(asked, saved=False), []).reverse
+        )
+        if not saved_tiles.offers(reverse, site if not own.uses.of else named, own):
             return
-    if saved_tiles.offers(reverse, site, own):
-        tuning.offer(draft.configs, {**wide[0], "saved": 1})
+        saving = _scheduled(named, "", replace(asked, saved=True), []).owner
+    except (Refusal, *BROKEN):
+        return
+    tuning.offer(draft.configs, {**wide, "saved": 1})
+    if saving.could_prepare:
+        tuning.offer(draft.configs, {**wide, "saved": 1, "operands": 1})
 
 
 def _written(plan: Scheduled, text: FunctionText) -> dict[str, str]:
@@ -615,6 +657,12 @@ class Scheduled:
     shared: Shared | None = None  # the main kernel's loop
 
     @property
+    def effects(self) -> list:
+        """Those that kernels have, but for operands that are computed once."""
+        main = [effect for effect in self.reverse.effects if effects_of(effect)]
+        return main + self.after + [effect for made in self.owner.kernels for effect in made.effects]
+
+    @property
     def writes(self) -> list[GradWrite]:
         """Those of the main kernel and of what follows it."""
         return writes(self.reverse.effects) + writes(self.after)
@@ -650,7 +698,7 @@ def _scheduled(site: trace.Site, name: str, asked: Asked, known: list[LineReport
     gradient_writes.prove(reverse, axes, site.launch.grid)
     gradient_writes.mark(reverse)
     own = site.blocks if asked.apart and isinstance(site.blocks, block_sizes.Grid) else None
-    owner = Owner(reverse, axes, name, site.launch.grid, asked.splits > 0, own=own)
+    owner = Owner(reverse, axes, name, site.launch.grid, asked.splits > 0, own=own, operands=asked.operands)
     offers += [{"walks": 1}] * (asked.schedule == "partials" and partials.beside_data(reverse, axes))
     fused = partials.fuse(reverse, axes, asked.walks) if asked.schedule == "partials" else None
     after: list = []

@@ -16,6 +16,7 @@ is left.
     reindex          values at other positions than their lanes stand at
     kept_values      values that took a loop are stored by the main kernel
     kept_tiles       where in a matrix whole tiles of them are stored
+    operands         tiles that products take more than loaded, computed once in front of an owner kernel
     saved_tiles      tiles that the forward saves, so that no product is computed again
     step_rows        what steps of a loop add to rows of a gradient is a product behind it
     sunk_sums        what is linear in a product of each step, done to their sum behind the loop

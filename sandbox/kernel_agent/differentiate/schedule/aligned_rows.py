@@ -6,7 +6,9 @@ Triton compiles a kernel anew for whole numbers that are multiples of 16. It the
 copies them to shared memory while earlier ones are multiplied; of other rows each element is loaded by
 itself, and a large tile has too many of them.
 
-A backward reads what the products of the forward read, and upstream gradients where that stores.
+A backward reads what the products of the forward read, and upstream gradients where that stores. Operands
+that are computed once (`operands`) have rows that are aligned: then only what its own products load is asked
+for.
 """
 
 from __future__ import annotations
@@ -22,9 +24,10 @@ ALIGNED = 16  # the multiple that Triton asks whole numbers for
 Factors = tuple[int, ...]  # ids of what is multiplied
 
 
-def strides(site: Site, blocks: Collection[str]) -> list[Node]:
-    """What has to be a multiple for all rows to be; `blocks`: constexprs that are sizes of tiles."""
-    g, effects = site.kernel.graph, site.kernel.effects
+def strides(site: Site, blocks: Collection[str], backward: list | None = None) -> list[Node]:
+    """What has to be a multiple for all rows to be; `blocks`: constexprs that are sizes of tiles. `backward`:
+    the effects of its kernels, where those do not read all that."""
+    g, effects = site.kernel.graph, site.kernel.effects if backward is None else backward
     read = [arg for n in nodes_in(effects) if n.op == "dot" for arg in n.args[:2]]
     offsets = [n.args[1] for n in nodes_in(read) if n.op == "load"]
     for store in walk(effects):

@@ -17,6 +17,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from ...errors import readable
 from ..ir.counts import longest
 from ..ir.names import adjoint_name, stem
 from ..ir.nodes import Carry, For, GradWrite, Node, Region, bodies, nodes_in, operands, placed, reachable
@@ -38,6 +39,7 @@ from ..reverse.sweep import writes as every_write
 from . import sunk_sums, tile_queues
 from .gradient_writes import depends
 from .kept_values import Spills
+from .operands import Operand, Operands, Range
 from .programs import program_variables
 from .tile_queues import Walk
 from .windows import Turned, turn, windowed
@@ -64,6 +66,7 @@ class OwnerKernel:
     asked: list[packed.Asked] = field(default_factory=list)  # of tensors
     ordered: dict[str, int | None] = field(default_factory=dict)  # tensors that bound groups, and their least
     notes: list[str] = field(default_factory=list)  # what stands above it
+    operands: list[Operand] = field(default_factory=list)  # that kernels in front of it compute
 
 
 class Owner:
@@ -78,10 +81,13 @@ class Owner:
         products: bool = False,
         walk: Walk | None = None,
         own: Grid | None = None,
+        operands: bool = False,
     ) -> None:
         """`products`: split also the sums of products of blocks, for few tiles with long sums. `walk`: move
-        the writes of its tiles, and no others. `own`: tiles that each kernel may have others than."""
-        self.walk = walk
+        the writes of its tiles, and no others. `own`: tiles that each kernel may have others than.
+        `operands`: compute those of products once, in front of it, where more than one program would."""
+        self.walk, self.prepares = walk, operands
+        self.could_prepare = False  # whether there are any such operands
         axes = [axis for axis in axes if walk is None or axis != walk.axis]
         self.reverse, self.kernel, self.g = reverse, reverse.kernel, reverse.kernel.graph
         self.name, self.grid, self.products = name, grid, products
@@ -395,8 +401,9 @@ class Owner:
             return
 
         own, grid, splits = self._grid(label, first.parts[0], sizes, split, queued)
+        operands = Operands(g, f"{self.name}_{label}", grid, self.in_kernel, self.prepares)
         nests = [
-            Nest(self, [plan.parts[n] for plan in plans], own, first.absolute, splits)
+            Nest(self, [plan.parts[n] for plan in plans], own, first.absolute, splits, operands)
             for n in range(len(first.parts))
         ]
         apart = {plan.base for k, plan in enumerate(plans) if len({nest.addresses[k] for nest in nests}) > 1}
@@ -413,7 +420,8 @@ class Owner:
         made = OwnerKernel(f"{self.name}_{label}", [], grid, [p.base.attrs["name"] for p in plans], split)
         static = [r for r in first.parts[0].path if r.cond is not None and is_static(r.cond)]
         made.optional = bool(static) and len(first.parts) == 1
-        made.shared, made.few = shared, few
+        made.shared, made.few, made.operands = shared, few, [*operands.made.values()]
+        self.could_prepare |= operands.offered
         windows = [part.turned for plan in plans for part in plan.parts if part.turned is not None]
         made.equal = list(dict.fromkeys(pair for window in windows for pair in window.equal))
         made.positive = list(dict.fromkeys(factor for window in windows for factor in window.positive))
@@ -435,6 +443,10 @@ class Owner:
             proof = proof if self.walk is None else "every tile once"
             d = adjoint_name(plan.base.attrs["name"])
             self.reverse.say(write.line, "owner", proof, f"{d}: {reason}")
+        for one in made.operands:
+            size = readable(one.bytes(g, self.grid), "B", 2)
+            reason = f"`{one.called}`: computed once, in front of its products: {size} of scratch"
+            self.reverse.say(one.line, "operand", "none", reason)
         made.notes = [self._note(made, first)]
         if self.walk is not None:
             self._in_order(made, self.walk)
@@ -522,8 +534,12 @@ class Owner:
         return note
 
     def count(self, v: Node) -> Node:
-        """The number of values of a program variable; the grid of the forward comes in as a parameter."""
-        return Rewriter(self.g, self.grid_param).node(v.attrs["count"])
+        """The number of values of a program variable."""
+        return self.in_kernel(v.attrs["count"])
+
+    def in_kernel(self, count: Node) -> Node:
+        """What the host counts, in a kernel: the grid of the forward comes in as a parameter."""
+        return Rewriter(self.g, self.grid_param).node(count)
 
     def grid_param(self, node: Node) -> Node | None:
         return self.g.param(f"grid_{node.attrs['axis']}") if node.op == "npid" else None
@@ -649,9 +665,16 @@ class Nest:
     """The loops of one part: rebuilds values with owned variables fixed and the others as loops."""
 
     def __init__(
-        self, owner: Owner, parts: list[Part], own: dict, absolute: bool, splits: Node | None
+        self,
+        owner: Owner,
+        parts: list[Part],
+        own: dict,
+        absolute: bool,
+        splits: Node | None,
+        operands: Operands,
     ) -> None:
         self.owner, self.g, self.parts, self.own = owner, owner.g, parts, own
+        self.operands = operands
         self.absolute, self.splits = absolute, splits
         self.regions: dict[Region, Region] = {}
         self.variables: dict[Node, Node] = {}  # of the forward's loops
@@ -854,10 +877,32 @@ class Nest:
         if node.op in ("loopout", "phi", "pid", "iv", "vpid"):
             raise NotOwned(f"`{node.hint}` cannot be computed for one tile")
         args = [self.node(arg) for arg in node.args]
+        if node.op == "dot":
+            args[:2] = [self.operands.of(arg, self.ranges()) for arg in args[:2]]
         new = g.again(node, args)
         if new.hint is None:
             new.hint = node.hint
         return new
+
+    def ranges(self) -> dict[Node, Range]:
+        """The values of this kernel's numbers, of those of which each comes with each of the others in every
+        call: of programs, and of steps that all programs make."""
+        part, affine = self.parts[0], Affine(self.g)
+        if part.turned is not None or self.owner.walk is not None:
+            return {}
+        bounds = [region.bounds for region in part.path if region.bounds is not None]
+        same = all(affine.uniform(bound) for of_loop in bounds for bound in of_loop)
+        steps = [number for key, number in self.own.items() if key not in part.own]
+        found = self.operands.of_grid(self.own.values(), steps, same)
+        for v, number in self.actual.items():
+            if number.op == "iv":
+                found[number] = Range(v.attrs["count"], self.g.const(0), self.g.one)
+        for region in part.reduced if same else ():
+            new = self.variables.get(region.iv)  # type: ignore[arg-type]
+            if new is not None and new.home.bounds == region.bounds:
+                first, end, step = region.bounds  # type: ignore[misc]
+                found[new] = Range(None, first, step, end)
+        return found
 
     def _loops_by_a_flag(self, node: Node) -> bool:
         """Whether a value took a loop on one side alone of what is known when the kernel is compiled: on the

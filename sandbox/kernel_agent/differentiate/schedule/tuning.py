@@ -17,6 +17,7 @@ from ..reverse.written_once import Lanes
 from . import own_blocks, own_lanes, own_tiles, row_tiles
 
 MOST = 8
+LAUNCHED = {"num_warps", "num_stages"}
 HELD = 2048  # elements that one warp holds in registers, 64 in each of its lanes
 LISTED = "_kernel_agent_listed"  # where an autotuner keeps its configurations while it is bound to one
 
@@ -44,6 +45,7 @@ def menu(fwd: Forward, sites: list[Site]) -> list[dict[str, Any]]:
     for config in found:
         if config not in unique:
             unique.append(config)
+    unique.sort(key=lambda config: not config.get("apart"))
     return unique[:MOST]
 
 
@@ -60,11 +62,13 @@ def one_warp(reverse: Reverse, site: Site) -> list[dict[str, Any]]:
     return [{"num_warps": 1}] if small and site.launch.num_warps > 2 else []
 
 
-def offer(configs: list[dict[str, Any]], config: dict[str, Any]) -> None:
-    """Put a configuration behind one that it extends, else before all others, once."""
+def offer(configs: list[dict[str, Any]], config: dict[str, Any], early: bool = True) -> None:
+    """Put a configuration behind one that it extends, once; else before all others but those with tiles of
+    each kernel's own, or (not `early`) before those of warps and stages alone."""
     if config not in configs:
         extended = [at for at, one in enumerate(configs) if one.items() < config.items()]
-        configs.insert(extended[0] + 1 if extended else 0, config)
+        before = sum(bool(one.get("apart")) if early else not one.keys() <= LAUNCHED for one in configs)
+        configs.insert(extended[0] + 1 if extended else min(before, MOST - 1), config)
         del configs[MOST:]
 
 

@@ -33,6 +33,7 @@ class ChosenTiles:
     def __init__(self, text: FunctionText) -> None:
         self.text, self.site = text, text.site
         self.apart = False  # whether kernels of the backward have tiles of their own each
+        self.backward: list | None = None  # its effects, where operands of products are computed once
 
     @property
     def own(self) -> Grid | Queued | None:
@@ -42,7 +43,7 @@ class ChosenTiles:
     @cached_property
     def strides(self) -> list[Node]:
         """What is asked of the rows that products read."""
-        return [] if self.own is None else aligned_rows.strides(self.site, self.own.sizes)
+        return [] if self.own is None else aligned_rows.strides(self.site, self.own.sizes, self.backward)
 
     @property
     def options(self) -> dict[str, tuple[str | int, int]]:

@@ -124,6 +124,7 @@ class Emitter:
     def emit(self, effects: list, decisions: list[str], tiles: int | None = None) -> Emitted:
         """`tiles` is the axis of the grid along which programs have tiles of one row."""
         self.demand = Demand(effects)
+        self.reserved |= {n.attrs["name"] for n in self.demand.seen if n.attrs.get("elem")}
         self.sizes = set(nodes_in([dim for node in self.demand.seen for dim in node.shape]))
         self.places = places(self.demand, effects, self.g.top)
         self.addresses = self._addresses(effects)

@@ -12,6 +12,7 @@ from ..reverse import checkpoints, forward_values
 from ..reverse.sweep import writes
 from ..schedule import own_tiles
 from ..schedule.kept_values import Spill
+from ..schedule.operands import Operand
 from ..schedule.owner import Owner, OwnerKernel
 from ..schedule.partials import Partials
 from ..schedule.scattered import Scattered
@@ -154,7 +155,8 @@ class TilesApart:
 
     def before(self, made: OwnerKernel) -> list[str]:
         """The lines before a launch; what is kept for it by tiles may only be there in some branches."""
-        flags, sizes, asked = self.owner.spills.flags(made.effects), self.of_all.sizes, []
+        read = [*made.effects, *(effect for one in made.operands for effect in one.effects)]
+        flags, sizes, asked = self.owner.spills.flags(read), self.of_all.sizes, []
         if None not in flags:
             sizes = own_tiles.apart(self.of_all, made.effects, made.grid)
             asked = [self.text.unless(region) for region in flags if region is not None]
@@ -163,6 +165,15 @@ class TilesApart:
         lines = self.text.tiles.of_step(self.of_all, sizes, asked, self.changed)
         self.changed |= sizes != self.of_all.sizes
         return lines
+
+
+def operand_step(text: FunctionText, emitted: Emitted, one: Operand) -> Step:
+    """The launch that computes an operand in front of the owner kernel that takes it."""
+    count = " * ".join(text.expr(n, 11) for n in one.counts)
+    step = Step(emitted, f"({count},)")
+    scratch(text, step, one.kept, f"{count} * {text.expr(one.kept.numel, 11)}")
+    pass_extra(step)
+    return step
 
 
 def owner_step(

@@ -1,0 +1,199 @@
+"""Operands of an owner kernel's products that another kernel computes once, in front of it.
+
+    for n in range(...):                            for n in range(...):
+        d_acc = (d_y * s[None, :]).to(...)              d_acc = tl.load(operand_d_acc + ...)
+        d_x_sum += tl.dot(d_acc, w)                     d_x_sum += tl.dot(d_acc, w)
+
+What is scaled, unpacked or converted in front of a product goes through registers, so that none of it is
+loaded while earlier tiles are multiplied, and every program along an axis of the grid that it does not hang
+on computes it again. A kernel with a program for each tile of the operand stores it, in the type that the
+product takes; the owner loads that. A tile lies in one piece, as it is, with all that it has beyond the
+matrix: which elements are inside is not asked again, and its rows are aligned whatever the lengths are.
+
+It is done where the loops reach each tile in every call, and where the operand is no larger than what is
+loaded for it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from ...source import words
+from ..ir.graph import Graph
+from ..ir.names import suggested
+from ..ir.nodes import Node, Region, TapeStore, beneath, nodes_in, real
+from ..ir.rewriter import Rewriter
+from ..prove.affine import Affine, nonzero
+from .kept_values import Spill
+
+_NOT_OF_A_TILE = words("phi loopout ifout vpid npid dot")
+_BITS = {"float8e4nv": 8, "float8e5": 8, "float16": 16, "bfloat16": 16, "float32": 32, "float64": 64}
+
+
+@dataclass(frozen=True)
+class Range:
+    """The values of a number of the owner kernel's grid or loops, and how many there are for the host."""
+
+    count: Node | None  # None: as many as steps from `first` to `end`
+    first: Node
+    step: Node
+    end: Node | None = None
+
+
+@dataclass
+class Operand:
+    """One that is computed once: the kernel that stores it, and how many programs that has."""
+
+    name: str
+    called: str
+    kept: Spill
+    effects: list
+    counts: list[Node]
+    line: int | None
+
+    def bytes(self, g: Graph, grid: tuple[int, ...]) -> int:
+        """What it takes in the traced call."""
+        known = [g.concrete(count, g.launched(grid)) for count in (*self.counts, self.kept.numel)]
+        return math.prod(int(n or 1) for n in known) * _BITS[real(self.kept.dtype)] // 8
+
+
+class Operands:
+    """Those of one owner kernel."""
+
+    def __init__(
+        self, g: Graph, name: str, grid: list[Node], in_kernel: Callable[[Node], Node], asked: bool
+    ) -> None:
+        """`grid`: that of the owner kernel, for the host. `in_kernel`: what the host counts, as a generated
+        kernel has it. `asked`: whether to replace any; else `offered` says whether there are some."""
+        self.g, self.name, self.grid, self.in_kernel, self.asked = g, name, grid, in_kernel, asked
+        self.ids: set[Node] = set()  # all that the owner kernel has of its programs
+        self.steps: set[Node] = set()  # those of them that stand for steps of the forward
+        self.made: dict[Node, Operand] = {}
+        self.offered = False
+
+    def of_grid(self, owned: Iterable[Node], steps: Iterable[Node], same: bool) -> dict[Node, Range]:
+        """The program ids that these values are made of. `steps`: those of them that are of loops, which
+        count where all programs make the `same`."""
+        self.ids, self.steps = _told_by(owned), _told_by(steps)
+        ids = self.ids if same else self.ids - self.steps
+        return {n: Range(self.grid[n.attrs["axis"]], self.g.const(0), self.g.one) for n in ids}
+
+    def of(self, value: Node, ranges: Mapping[Node, Range]) -> Node:
+        """What a product takes for an operand."""
+        if value.op == "permute":
+            inner = self.of(value.args[0], ranges)
+            return value if inner is value.args[0] else self.g.again(value, [inner])
+        numbers = self._numbers(value, ranges)
+        if numbers is None:
+            return value
+        self.offered = True
+        return self._load(value, numbers, ranges) if self.asked else value
+
+    def _numbers(self, value: Node, ranges: Mapping[Node, Range]) -> list[Node] | None:
+        """The numbers of the grid and of loops that tell an operand's tile, if it is one to compute once."""
+        nodes = list(nodes_in([value]))
+        if len(value.shape) != 2 or not value.is_float or _is_loaded(value):
+            return None
+        numbers = _told_by([value])
+        left_out = [r for r in _around(value) if not r.is_loop and not (r.skips and not numbers & self.steps)]
+        if left_out or any(n.op in _NOT_OF_A_TILE for n in nodes):
+            return None
+        again = bool(self.ids - numbers) and any(n.op == "iv" for n in numbers)
+        if not again or not numbers <= ranges.keys() or self._largest(value) is None:
+            return None
+        found = sorted(numbers, key=lambda n: (n.op != "pid", n.attrs.get("axis", 0), n.id))
+        affine = Affine(self.g)
+        counts = [ranges[n].count for n in found]
+        return found if all(count is None or affine.uniform(count) for count in counts) else None
+
+    def _largest(self, value: Node) -> Node | None:
+        """A load of as many elements as the operand has."""
+        numbers = _told_by([value])
+        loads = [n for n in nodes_in([value]) if n.op == "load" and len(n.shape) == len(value.shape)]
+        whole = [n for n in loads if self.g.is_one(n.shape[0]) or self.g.is_one(n.shape[1])]
+        return next((n for n in loads if n not in whole and _told_by([n]) == numbers), None)
+
+    def _columns_first(self, value: Node) -> bool:
+        """Whether neighbours in memory are below each other in what is loaded."""
+        load = self._largest(value)
+        if load is None or load.shape != value.shape:
+            return False
+        form = nonzero(Affine(self.g).terms(load.args[1], (0, 1)))
+        beside = [index[0] for index, terms in form.items() if len(index) == 1 and terms == {(): 1}]
+        lanes = {var.key[0] for var in beside if var is not None and var.kind == "lane"}
+        return lanes == {0}
+
+    def _load(self, value: Node, numbers: list[Node], ranges: Mapping[Node, Range]) -> Node:
+        g = self.g
+        if value not in self.made:
+            self.made[value] = self._stored(value, numbers, ranges)
+        kept = self.made[value].kept
+        tile: Node | None = None
+        for number in numbers:
+            one = ranges[number]
+            at = g.make("floordiv", (g.sub(number, one.first), one.step))
+            at = g.cast(at, "int64")
+            tile = at if tile is None else g.add(g.mul(tile, self.in_kernel(self._count(one))), at)
+        assert tile is not None
+        place = self._place(value, tile)
+        attrs = {"other": False, "buffer": True}
+        load = g.make("load", (g.scratch(kept.name, kept.dtype), place), attrs, value.dtype, value.shape)
+        load.hint, load.line, load.reverse = self.made[value].called, value.line, value.reverse
+        load.upstream = value.upstream
+        return load
+
+    def _place(self, value: Node, tile: Node) -> Node:
+        """Where the elements of a tile are."""
+        g, (rows, columns) = self.g, value.shape
+        row, column = (g.lane(size, axis, 2) for axis, size in enumerate(value.shape))
+        lanes = [row, g.mul(column, rows)] if self._columns_first(value) else [g.mul(row, columns), column]
+        return g.add(g.add(g.mul(tile, g.product(value.shape)), lanes[0]), lanes[1])
+
+    def _count(self, one: Range) -> Node:
+        if one.count is not None:
+            return one.count
+        assert one.end is not None
+        return self.g.make("cdiv", (self.g.sub(one.end, one.first), one.step))
+
+    def _stored(self, value: Node, numbers: list[Node], ranges: Mapping[Node, Range]) -> Operand:
+        """The kernel that stores an operand, a tile a program."""
+        g, taken = self.g, {one.kept.name for one in self.made.values()}
+        core = beneath(value, "cast")
+        called = core.hint or suggested(core, {})
+        name = f"operand_{called}"
+        while name in taken:
+            name += "_"
+        kept = Spill(name, value.dtype, g.product(value.shape))
+        counts = [self._count(ranges[number]) for number in numbers]
+        with g.at(g.top):
+            program = g.intern("pid", (), {"axis": 0, "kernel": f"{self.name}_{name}"}, "int32", ())
+            program.hint = "tile"
+            left, table = program, dict[Node, Node]()
+            for number, count in reversed(list(zip(numbers, counts, strict=True))):
+                at, one = left, ranges[number]
+                if number is not numbers[0]:
+                    size = self.in_kernel(count)
+                    at, left = g.make("mod", (left, size)), g.make("floordiv", (left, size))
+                table[number] = g.add(one.first, g.mul(at, one.step))
+                table[number].hint = table[number].hint or number.hint
+            tile = Rewriter(g, table.get).node(value)
+            effect = TapeStore(name, self._place(value, g.cast(program, "int64")), tile, g.top)
+        return Operand(f"{self.name}_{name}", called, kept, [effect], counts, value.line)
+
+
+def _is_loaded(value: Node) -> bool:
+    """Whether an operand is what is loaded, of as many bits or more."""
+    core = beneath(value, "cast", "permute")
+    return core.op == "load" and core.is_float and _BITS[real(core.dtype)] >= _BITS[real(value.dtype)]
+
+
+def _told_by(values: Iterable[Node]) -> set[Node]:
+    """The numbers of the grid and of loops in these values."""
+    return {n for n in nodes_in(values) if n.op in ("pid", "iv")}
+
+
+def _around(value: Node) -> list[Region]:
+    """The loops and branches that a value is in."""
+    return [region for region in value.home.chain() if region.parent is not None]
