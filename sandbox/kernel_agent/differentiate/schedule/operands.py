@@ -25,6 +25,7 @@ from ..ir.graph import Graph
 from ..ir.names import suggested
 from ..ir.nodes import Node, Region, TapeStore, beneath, nodes_in, real
 from ..ir.rewriter import Rewriter
+from ..ir.values import is_named
 from ..prove.affine import Affine, nonzero
 from .kept_values import Spill
 
@@ -34,12 +35,13 @@ _BITS = {"float8e4nv": 8, "float8e5": 8, "float16": 16, "bfloat16": 16, "float32
 
 @dataclass(frozen=True)
 class Range:
-    """The values of a number of the owner kernel's grid or loops, and how many there are for the host."""
+    """The values of a number of the owner kernel's grid or loops: from zero on, as the host knows the end."""
 
-    count: Node | None  # None: as many as steps from `first` to `end`
-    first: Node
+    end: Node
     step: Node
-    end: Node | None = None
+
+    def count(self, g: Graph) -> Node:
+        return self.end if g.is_one(self.step) else g.make("cdiv", (self.end, self.step))
 
 
 @dataclass
@@ -78,7 +80,7 @@ class Operands:
         count where all programs make the `same`."""
         self.ids, self.steps = _told_by(owned), _told_by(steps)
         ids = self.ids if same else self.ids - self.steps
-        return {n: Range(self.grid[n.attrs["axis"]], self.g.const(0), self.g.one) for n in ids}
+        return {n: Range(self.grid[n.attrs["axis"]], self.g.one) for n in ids}
 
     def of(self, value: Node, ranges: Mapping[Node, Range]) -> Node:
         """What a product takes for an operand."""
@@ -93,27 +95,30 @@ class Operands:
 
     def _numbers(self, value: Node, ranges: Mapping[Node, Range]) -> list[Node] | None:
         """The numbers of the grid and of loops that tell an operand's tile, if it is one to compute once."""
-        nodes = list(nodes_in([value]))
-        if len(value.shape) != 2 or not value.is_float or _is_loaded(value):
+        if len(value.shape) != 2 or is_named(value.dtype) or _BITS.get(real(value.dtype), 8) < 16:
+            return None
+        if _is_loaded(value) or any(n.op in _NOT_OF_A_TILE for n in nodes_in([value])):
             return None
         numbers = _told_by([value])
-        left_out = [r for r in _around(value) if not r.is_loop and not (r.skips and not numbers & self.steps)]
-        if left_out or any(n.op in _NOT_OF_A_TILE for n in nodes):
+        if not all(region.is_loop or self._only_saves_work(region, numbers) for region in _around(value)):
             return None
         again = bool(self.ids - numbers) and any(n.op == "iv" for n in numbers)
         if not again or not numbers <= ranges.keys() or self._largest(value) is None:
             return None
         found = sorted(numbers, key=lambda n: (n.op != "pid", n.attrs.get("axis", 0), n.id))
         affine = Affine(self.g)
-        counts = [ranges[n].count for n in found]
-        return found if all(count is None or affine.uniform(count) for count in counts) else None
+        return found if all(affine.uniform(ranges[n].end) for n in found) else None
+
+    def _only_saves_work(self, branch: Region, numbers: set[Node]) -> bool:
+        """Whether a branch leaves out steps that some programs do not make, for a value that all have."""
+        inside = branch.parent is not None and branch.parent.is_loop
+        return branch.skips and inside and not numbers & self.steps
 
     def _largest(self, value: Node) -> Node | None:
         """A load of as many elements as the operand has."""
-        numbers = _told_by([value])
-        loads = [n for n in nodes_in([value]) if n.op == "load" and len(n.shape) == len(value.shape)]
-        whole = [n for n in loads if self.g.is_one(n.shape[0]) or self.g.is_one(n.shape[1])]
-        return next((n for n in loads if n not in whole and _told_by([n]) == numbers), None)
+        loads = [n for n in nodes_in([value]) if n.op == "load" and len(n.shape) == 2]
+        whole = [n for n in loads if not any(map(self.g.is_one, n.shape))]
+        return next((n for n in whole if _told_by([n]) == _told_by([value])), None)
 
     def _columns_first(self, value: Node) -> bool:
         """Whether neighbours in memory are below each other in what is loaded."""
@@ -133,9 +138,8 @@ class Operands:
         tile: Node | None = None
         for number in numbers:
             one = ranges[number]
-            at = g.make("floordiv", (g.sub(number, one.first), one.step))
-            at = g.cast(at, "int64")
-            tile = at if tile is None else g.add(g.mul(tile, self.in_kernel(self._count(one))), at)
+            at = g.cast(g.make("floordiv", (number, one.step)), "int64")
+            tile = at if tile is None else g.add(g.mul(tile, self.in_kernel(one.count(g))), at)
         assert tile is not None
         place = self._place(value, tile)
         attrs = {"other": False, "buffer": True}
@@ -151,12 +155,6 @@ class Operands:
         lanes = [row, g.mul(column, rows)] if self._columns_first(value) else [g.mul(row, columns), column]
         return g.add(g.add(g.mul(tile, g.product(value.shape)), lanes[0]), lanes[1])
 
-    def _count(self, one: Range) -> Node:
-        if one.count is not None:
-            return one.count
-        assert one.end is not None
-        return self.g.make("cdiv", (self.g.sub(one.end, one.first), one.step))
-
     def _stored(self, value: Node, numbers: list[Node], ranges: Mapping[Node, Range]) -> Operand:
         """The kernel that stores an operand, a tile a program."""
         g, taken = self.g, {one.kept.name for one in self.made.values()}
@@ -166,7 +164,7 @@ class Operands:
         while name in taken:
             name += "_"
         kept = Spill(name, value.dtype, g.product(value.shape))
-        counts = [self._count(ranges[number]) for number in numbers]
+        counts = [ranges[number].count(g) for number in numbers]
         with g.at(g.top):
             program = g.intern("pid", (), {"axis": 0, "kernel": f"{self.name}_{name}"}, "int32", ())
             program.hint = "tile"
@@ -176,7 +174,7 @@ class Operands:
                 if number is not numbers[0]:
                     size = self.in_kernel(count)
                     at, left = g.make("mod", (left, size)), g.make("floordiv", (left, size))
-                table[number] = g.add(one.first, g.mul(at, one.step))
+                table[number] = g.mul(at, one.step)
                 table[number].hint = table[number].hint or number.hint
             tile = Rewriter(g, table.get).node(value)
             effect = TapeStore(name, self._place(value, g.cast(program, "int64")), tile, g.top)

@@ -896,12 +896,13 @@ class Nest:
         found = self.operands.of_grid(self.own.values(), steps, same)
         for v, number in self.actual.items():
             if number.op == "iv":
-                found[number] = Range(v.attrs["count"], self.g.const(0), self.g.one)
+                found[number] = Range(v.attrs["count"], self.g.one)
         for region in part.reduced if same else ():
             new = self.variables.get(region.iv)  # type: ignore[arg-type]
-            if new is not None and new.home.bounds == region.bounds:
-                first, end, step = region.bounds  # type: ignore[misc]
-                found[new] = Range(None, first, step, end)
+            first, end, step = region.bounds  # type: ignore[misc]
+            known = new is not None and new.home.bounds == region.bounds
+            if new is not None and known and is_zero(first) and step.op in ("const", "constexpr"):
+                found[new] = Range(end, step)
         return found
 
     def _loops_by_a_flag(self, node: Node) -> bool:
