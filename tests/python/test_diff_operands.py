@@ -134,6 +134,18 @@ def test_plain_loads__stay_with_the_product(changed) -> None:
     assert_right(file, {"backward": backward}, CASES)
 
 
+def test_operand_of_a_type_that_a_parameter_names__stays_with_the_product(changed) -> None:
+    """The host does not know it."""
+    file = changed(
+        ("BLOCK_K: tl.constexpr,\n", "BLOCK_K: tl.constexpr, DTYPE: tl.constexpr,\n"),
+        ("tl.dot(x, w.to(x.dtype)", "tl.dot(x.to(DTYPE), w.to(DTYPE)"),
+        ("BLOCK_K=16)", "BLOCK_K=16, DTYPE=tl.float32)"),
+    )
+    result = draft(file, DIMS, config=OPERANDS)
+    assert "operand_" not in result["backward"] and not offers(result)
+    assert_right(file, result, CASES)
+
+
 def test_nothing_to_compute_once__is_not_offered(changed) -> None:
     file = changed(*LEARNED, ("y = acc * s[None, :]", "y = acc"))
     result = draft(file, DIMS)

@@ -25,21 +25,12 @@ from ..ir.graph import Graph
 from ..ir.names import suggested
 from ..ir.nodes import Node, Region, TapeStore, beneath, nodes_in, real
 from ..ir.rewriter import Rewriter
+from ..ir.values import is_named
 from ..prove.affine import Affine, nonzero
 from .kept_values import Spill
 
 _NOT_OF_A_TILE = words("phi loopout ifout vpid npid dot")
 _BITS = {"float8e4nv": 8, "float8e5": 8, "float16": 16, "bfloat16": 16, "float32": 32, "float64": 64}
-
-
-@dataclass(frozen=True)
-class Range:
-    """The values of a number of the owner kernel's grid or loops, and how many there are for the host."""
-
-    count: Node | None  # None: as many as steps from `first` to `end`
-    first: Node
-    step: Node
-    end: Node | None = None
 
 
 @dataclass
@@ -73,47 +64,50 @@ class Operands:
         self.made: dict[Node, Operand] = {}
         self.offered = False
 
-    def of_grid(self, owned: Iterable[Node], steps: Iterable[Node], same: bool) -> dict[Node, Range]:
-        """The program ids that these values are made of. `steps`: those of them that are of loops, which
-        count where all programs make the `same`."""
+    def of_grid(self, owned: Iterable[Node], steps: Iterable[Node], same: bool) -> dict[Node, Node]:
+        """The program ids that these values are made of, with their counts for the host. `steps`: those of
+        them that are of loops, which are among these where all programs make the `same`."""
         self.ids, self.steps = _told_by(owned), _told_by(steps)
         ids = self.ids if same else self.ids - self.steps
-        return {n: Range(self.grid[n.attrs["axis"]], self.g.const(0), self.g.one) for n in ids}
+        return {n: self.grid[n.attrs["axis"]] for n in ids}
 
-    def of(self, value: Node, ranges: Mapping[Node, Range]) -> Node:
-        """What a product takes for an operand."""
+    def of(self, value: Node, counts: Mapping[Node, Node]) -> Node:
+        """What a product takes for an operand; `counts`: of numbers that may tell its tile."""
         if value.op == "permute":
-            inner = self.of(value.args[0], ranges)
+            inner = self.of(value.args[0], counts)
             return value if inner is value.args[0] else self.g.again(value, [inner])
-        numbers = self._numbers(value, ranges)
+        numbers = self._numbers(value, counts)
         if numbers is None:
             return value
         self.offered = True
-        return self._load(value, numbers, ranges) if self.asked else value
+        return self._load(value, numbers, counts) if self.asked else value
 
-    def _numbers(self, value: Node, ranges: Mapping[Node, Range]) -> list[Node] | None:
+    def _numbers(self, value: Node, counts: Mapping[Node, Node]) -> list[Node] | None:
         """The numbers of the grid and of loops that tell an operand's tile, if it is one to compute once."""
-        nodes = list(nodes_in([value]))
-        if len(value.shape) != 2 or not value.is_float or _is_loaded(value):
+        if len(value.shape) != 2 or is_named(value.dtype) or _BITS.get(real(value.dtype), 8) < 16:
+            return None
+        if _is_loaded(value) or any(n.op in _NOT_OF_A_TILE for n in nodes_in([value])):
             return None
         numbers = _told_by([value])
-        left_out = [r for r in _around(value) if not r.is_loop and not (r.skips and not numbers & self.steps)]
-        if left_out or any(n.op in _NOT_OF_A_TILE for n in nodes):
+        if not all(region.is_loop or self._only_saves_work(region, numbers) for region in _around(value)):
             return None
         again = bool(self.ids - numbers) and any(n.op == "iv" for n in numbers)
-        if not again or not numbers <= ranges.keys() or self._largest(value) is None:
+        if not again or not numbers <= counts.keys() or self._largest(value) is None:
             return None
         found = sorted(numbers, key=lambda n: (n.op != "pid", n.attrs.get("axis", 0), n.id))
         affine = Affine(self.g)
-        counts = [ranges[n].count for n in found]
-        return found if all(count is None or affine.uniform(count) for count in counts) else None
+        return found if all(affine.uniform(counts[n]) for n in found) else None
+
+    def _only_saves_work(self, branch: Region, numbers: set[Node]) -> bool:
+        """Whether a branch leaves out steps that some programs do not make, for a value that all have."""
+        inside = branch.parent is not None and branch.parent.is_loop
+        return branch.skips and inside and not numbers & self.steps
 
     def _largest(self, value: Node) -> Node | None:
         """A load of as many elements as the operand has."""
-        numbers = _told_by([value])
-        loads = [n for n in nodes_in([value]) if n.op == "load" and len(n.shape) == len(value.shape)]
-        whole = [n for n in loads if self.g.is_one(n.shape[0]) or self.g.is_one(n.shape[1])]
-        return next((n for n in loads if n not in whole and _told_by([n]) == numbers), None)
+        loads = [n for n in nodes_in([value]) if n.op == "load" and len(n.shape) == 2]
+        whole = [n for n in loads if not any(map(self.g.is_one, n.shape))]
+        return next((n for n in whole if _told_by([n]) == _told_by([value])), None)
 
     def _columns_first(self, value: Node) -> bool:
         """Whether neighbours in memory are below each other in what is loaded."""
@@ -125,17 +119,15 @@ class Operands:
         lanes = {var.key[0] for var in beside if var is not None and var.kind == "lane"}
         return lanes == {0}
 
-    def _load(self, value: Node, numbers: list[Node], ranges: Mapping[Node, Range]) -> Node:
+    def _load(self, value: Node, numbers: list[Node], counts: Mapping[Node, Node]) -> Node:
         g = self.g
         if value not in self.made:
-            self.made[value] = self._stored(value, numbers, ranges)
+            self.made[value] = self._stored(value, numbers, counts)
         kept = self.made[value].kept
         tile: Node | None = None
         for number in numbers:
-            one = ranges[number]
-            at = g.make("floordiv", (g.sub(number, one.first), one.step))
-            at = g.cast(at, "int64")
-            tile = at if tile is None else g.add(g.mul(tile, self.in_kernel(self._count(one))), at)
+            at = g.cast(number, "int64")
+            tile = at if tile is None else g.add(g.mul(tile, self.in_kernel(counts[number])), at)
         assert tile is not None
         place = self._place(value, tile)
         attrs = {"other": False, "buffer": True}
@@ -151,13 +143,7 @@ class Operands:
         lanes = [row, g.mul(column, rows)] if self._columns_first(value) else [g.mul(row, columns), column]
         return g.add(g.add(g.mul(tile, g.product(value.shape)), lanes[0]), lanes[1])
 
-    def _count(self, one: Range) -> Node:
-        if one.count is not None:
-            return one.count
-        assert one.end is not None
-        return self.g.make("cdiv", (self.g.sub(one.end, one.first), one.step))
-
-    def _stored(self, value: Node, numbers: list[Node], ranges: Mapping[Node, Range]) -> Operand:
+    def _stored(self, value: Node, numbers: list[Node], counts: Mapping[Node, Node]) -> Operand:
         """The kernel that stores an operand, a tile a program."""
         g, taken = self.g, {one.kept.name for one in self.made.values()}
         core = beneath(value, "cast")
@@ -166,21 +152,21 @@ class Operands:
         while name in taken:
             name += "_"
         kept = Spill(name, value.dtype, g.product(value.shape))
-        counts = [self._count(ranges[number]) for number in numbers]
         with g.at(g.top):
             program = g.intern("pid", (), {"axis": 0, "kernel": f"{self.name}_{name}"}, "int32", ())
             program.hint = "tile"
-            left, table = program, dict[Node, Node]()
-            for number, count in reversed(list(zip(numbers, counts, strict=True))):
-                at, one = left, ranges[number]
-                if number is not numbers[0]:
-                    size = self.in_kernel(count)
-                    at, left = g.make("mod", (left, size)), g.make("floordiv", (left, size))
-                table[number] = g.add(one.first, g.mul(at, one.step))
-                table[number].hint = table[number].hint or number.hint
+            first, *others = numbers
+            table: dict[Node, Node] = {first: program}
+            for number in reversed(others):
+                size, left = self.in_kernel(counts[number]), table[first]
+                table[number], table[first] = g.make("mod", (left, size)), g.make("floordiv", (left, size))
+            for number, made in table.items():
+                made.hint = made.hint or number.hint
             tile = Rewriter(g, table.get).node(value)
             effect = TapeStore(name, self._place(value, g.cast(program, "int64")), tile, g.top)
-        return Operand(f"{self.name}_{name}", called, kept, [effect], counts, value.line)
+        return Operand(
+            f"{self.name}_{name}", called, kept, [effect], [counts[n] for n in numbers], value.line
+        )
 
 
 def _is_loaded(value: Node) -> bool:

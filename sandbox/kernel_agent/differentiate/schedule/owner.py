@@ -39,7 +39,7 @@ from ..reverse.sweep import writes as every_write
 from . import sunk_sums, tile_queues
 from .gradient_writes import depends
 from .kept_values import Spills
-from .operands import Operand, Operands, Range
+from .operands import Operand, Operands
 from .programs import program_variables
 from .tile_queues import Walk
 from .windows import Turned, turn, windowed
@@ -878,15 +878,15 @@ class Nest:
             raise NotOwned(f"`{node.hint}` cannot be computed for one tile")
         args = [self.node(arg) for arg in node.args]
         if node.op == "dot":
-            args[:2] = [self.operands.of(arg, self.ranges()) for arg in args[:2]]
+            args[:2] = [self.operands.of(arg, self.counts()) for arg in args[:2]]
         new = g.again(node, args)
         if new.hint is None:
             new.hint = node.hint
         return new
 
-    def ranges(self) -> dict[Node, Range]:
-        """The values of this kernel's numbers, of those of which each comes with each of the others in every
-        call: of programs, and of steps that all programs make."""
+    def counts(self) -> dict[Node, Node]:
+        """How many values numbers of this kernel have, of those of which each comes with each of the others
+        in every call: of programs, and of owned steps that all programs make."""
         part, affine = self.parts[0], Affine(self.g)
         if part.turned is not None or self.owner.walk is not None:
             return {}
@@ -896,12 +896,7 @@ class Nest:
         found = self.operands.of_grid(self.own.values(), steps, same)
         for v, number in self.actual.items():
             if number.op == "iv":
-                found[number] = Range(v.attrs["count"], self.g.const(0), self.g.one)
-        for region in part.reduced if same else ():
-            new = self.variables.get(region.iv)  # type: ignore[arg-type]
-            if new is not None and new.home.bounds == region.bounds:
-                first, end, step = region.bounds  # type: ignore[misc]
-                found[new] = Range(None, first, step, end)
+                found[number] = v.attrs["count"]
         return found
 
     def _loops_by_a_flag(self, node: Node) -> bool:
