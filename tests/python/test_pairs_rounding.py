@@ -40,3 +40,12 @@ def test_slot_attention__slots_that_are_nearly_alike_beside_what_they_share() ->
     args = [q, 100 * k, (4 * v[..., :1] + 2**-7 * v).contiguous(), g]
     dq, dk, dv, dg = errors("linear_attention_ssm_rnn/gated_slot_attn_recurrent.py", args, 4)
     assert max(dq, dk) < 0.02 and max(dv, dg) < 1e-3
+
+
+def test_supcon__samples_that_are_all_alike_and_long() -> None:
+    """Each score is 14000 or so, and each softmax uniform, unless it is made by the logarithm of its sum. One
+    sample has no positives: of the others little is left but what they give to it."""
+    torch.manual_seed(0)
+    x = (6 + 2**-7 * torch.randn(80)).expand(40, 80).contiguous()
+    (dx,) = errors("loss/supcon_label_mask.py", [x, torch.arange(40) // 3, 0.2], 1, equal=True)
+    assert dx < 2e-5
