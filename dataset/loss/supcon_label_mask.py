@@ -13,8 +13,9 @@ a gradient that cancels. Scores and masks are never stored.
 Backward schedule: x plays both sides, so a sample gets gradient as the anchor of its row and as a member of
 every other row. Both need the one number s_ij, since s is symmetric: the owner of rows i rebuilds a tile of
 scores once, makes h_ij from its own softmax and h_ji from m, sum, P and dl of the columns, and adds them
-before the product with x_j. One kernel and one rebuild give the whole gradient; taking the two roles apart would
-rebuild everything twice or add by atomics. A program owns a chunk of columns of x too, so that D may be any.
+before the product with x_j. One kernel and one rebuild give the whole gradient; taking the two roles apart
+would rebuild everything twice or add by atomics. A program owns a chunk of columns of x too, so that D may be
+any.
 
 op: supcon_loss
 schedule: swap_owner, recompute_from_stats

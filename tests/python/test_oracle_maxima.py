@@ -47,8 +47,8 @@ def case_of(write, tmp_path: Path, result: str, **fields) -> tuple[dict, dict[st
 
 
 def test_softmax__rounds_where_one_element_has_nearly_all_the_weight(write, tmp_path: Path) -> None:
-    """p * (dp - sum(p * dp)) is a difference of equal numbers there. With what arrives at the maximum it would
-    be right to 1e-7 of what is left."""
+    """p * (dp - sum(p * dp)) is a difference of equal numbers there. With what arrives at the maximum it
+    would be right to 1e-7 of what is left."""
     _, found = case_of(write, tmp_path, "e / tl.sum(e, axis=0)")
     off = (found["base/x"][:, 3].double() - found["grad/x"][:, 3]).norm()
     assert 1e-4 < float(off / found["grad/x"][:, 3].norm()) < 1e-1

@@ -1,4 +1,4 @@
-"""Gradients of pairs where terms cancel that are large: what rounding leaves of them must not be all there is.
+"""Gradients of pairs where large terms cancel: what rounding leaves of them must not be all there is.
 
 Each of these had a backward by the usual formula that was right but for such inputs, and off by more than
 eager PyTorch by orders of magnitude."""
@@ -32,8 +32,8 @@ def errors(pair: str, args: list[Any], wanted: int, equal: bool = False) -> list
 
 
 def test_slot_attention__slots_that_are_nearly_alike_beside_what_they_share() -> None:
-    """The values of all slots are large and nearly one, and so are the keys: a softmax's gradient whose sum is
-    not quite 0 would be multiplied by them."""
+    """All slots hold nearly the same large values, and keys: a softmax's gradient whose sum is not quite 0
+    would be multiplied by them."""
     torch.manual_seed(0)
     q, k, v = (torch.randn(1, 2, 16, 16) for _ in range(3))
     g = -5 + 2**-7 * torch.randn(1, 2, 16, 8)

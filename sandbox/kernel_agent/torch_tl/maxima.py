@@ -1,11 +1,11 @@
 """Maxima that a kernel only subtracts, so that nothing overflows.
 
 `exp(x - m) / sum(exp(x - m))` is the same for any `m`. Autograd still follows the maximum that is taken for
-it: in exact arithmetic nothing arrives there, and in float32 the rounding of all the rest, with its sign turned.
-That is added to the gradient of the greatest element, whose own rounding it takes away: where one element has
-nearly all the weight, or all share what the gradients are multiplied by, it comes out more exact by orders of
-magnitude than by `p * (dp - sum(p * dp))`, which is what torch.softmax does, and kernels do. So the error
-that an honest implementation has is that of an evaluation in which such maxima are constants.
+it. In exact arithmetic nothing arrives there; in float32 the rounding of all the rest does, with its sign
+turned, and takes that away from the gradient of the greatest element. Where one element has nearly all the
+weight, or all share what gradients are multiplied by, they come out more exact by orders of magnitude than by
+`p * (dp - sum(p * dp))`, which is what torch.softmax does, and kernels do. So the error that an honest
+implementation has is that of an evaluation in which such maxima are constants.
 """
 
 from __future__ import annotations
