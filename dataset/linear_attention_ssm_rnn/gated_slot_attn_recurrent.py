@@ -14,6 +14,9 @@ and to run them backwards would divide by a: the span is walked forward once mor
 scratch of SPAN steps a program, and then back with X and Y. The two recurrences meet in w alone: the output's
 gradient passes through V and the softmax into Y within one step, so that one walk serves both, and the gate
 that they share gets both terms in one row sum. No slot is anybody else's: each gradient has one writer.
+The sum of w over the slots is 0, and what rounding leaves of it is multiplied by what all slots have in
+common, which may be far more than what tells them apart. So the mean is taken off twice: what is left of it
+after the first time is small, and so is its rounding.
 
 op: gated_slot_attention
 schedule: reverse_scan, chunk_state_pass, row_reduce_correct, recompute_from_stats
@@ -180,7 +183,8 @@ def slot_attention_backward_kernel(
             K_before = load_memory(scratch_k_ptr + i * M * DK, m, d, M, DK)
             V_before = load_memory(scratch_v_ptr + i * M * DV, m, e, M, DV)
             dp = tl.sum(remember(V_before, a, v) * do[None, :], axis=1)
-            w = p * (dp - tl.sum(p * dp, axis=0))
+            dp -= tl.sum(p * dp, axis=0)
+            w = p * (dp - tl.sum(p * dp, axis=0))  # again: the sum of w is 0, see above
             X += p[:, None] * do[None, :]
             Y += w[:, None] * q[None, :]
             dq = tl.sum(remember(K_before, a, k) * w[:, None], axis=0)

@@ -6,13 +6,16 @@ Forward    s_ij = <x_i, x_j> / T,  lse_i = log sum_{j != i} exp(s_ij),
 Backward   dl_i/ds_ij = exp(s_ij - lse_i) - [same label] / P_i =: h_ij for j != i, h_ii = 0, and s_ij stands
            for s_ji too:  dx_i = (1 / T) sum_j (dl_i h_ij + dl_j h_ji) x_j,  with dl_i = 0 where P_i = 0
 
-Forward schedule: a program owns a tile of rows, walks all samples, and keeps an online lse, the sum of the
-positives' scores and their number; lse and P are saved. Scores and masks are never stored.
+Forward schedule: a program owns a tile of rows, walks all samples, and keeps an online softmax, the sum of
+the positives' scores and their number. The maximum m, the sum of exp(s_ij - m_i) and P are saved, and lse is
+not: beside large scores it forgets the sum, and where all rows are alike nothing but such errors would be in
+a gradient that cancels. Scores and masks are never stored.
 Backward schedule: x plays both sides, so a sample gets gradient as the anchor of its row and as a member of
 every other row. Both need the one number s_ij, since s is symmetric: the owner of rows i rebuilds a tile of
-scores once, makes h_ij from its own lse and h_ji from the lse, P and dl of the columns, and adds them before
-the product with x_j. One kernel and one rebuild give the whole gradient; taking the two roles apart would
-rebuild everything twice or add by atomics. A program owns a chunk of columns of x too, so that D may be any.
+scores once, makes h_ij from its own softmax and h_ji from m, sum, P and dl of the columns, and adds them
+before the product with x_j. One kernel and one rebuild give the whole gradient; taking the two roles apart
+would rebuild everything twice or add by atomics. A program owns a chunk of columns of x too, so that D may be
+any.
 
 op: supcon_loss
 schedule: swap_owner, recompute_from_stats
@@ -53,7 +56,7 @@ def scores(x_ptr, rows, cols, M, D, temperature, PRECISION: tl.constexpr, BLOCK:
 
 @triton.jit
 def supcon_kernel(
-    x_ptr, label_ptr, loss_ptr, lse_ptr, positives_ptr, M, D, temperature,
+    x_ptr, label_ptr, loss_ptr, m_ptr, total_ptr, positives_ptr, M, D, temperature,
     PRECISION: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -74,20 +77,21 @@ def supcon_kernel(
         e = tl.where(counts, tl.exp(s - m_new[:, None]), 0.0)
         total = total * tl.exp(m - m_new) + tl.sum(e, axis=1)
         m = m_new
-    lse = m + tl.log(tl.maximum(total, 1e-30))
-    loss = tl.where(positives > 0, lse - score / tl.maximum(positives, 1.0), 0.0)
-    tl.store(lse_ptr + rows, lse, mask=rows < M)
+    total = tl.maximum(total, 1e-30)
+    loss = tl.where(positives > 0, m + tl.log(total) - score / tl.maximum(positives, 1.0), 0.0)
+    tl.store(m_ptr + rows, m, mask=rows < M)
+    tl.store(total_ptr + rows, total, mask=rows < M)
     tl.store(positives_ptr + rows, positives, mask=rows < M)
     tl.store(loss_ptr + rows, loss, mask=rows < M)
 
 
 def supcon_forward(x, labels, temperature):
     M, D = x.shape
-    loss, lse, positives = (torch.empty(M, device=x.device, dtype=torch.float32) for _ in range(3))
+    loss, m, total, positives = (torch.empty(M, device=x.device, dtype=torch.float32) for _ in range(4))
     tiles = tiles_of(x)
     grid = (triton.cdiv(M, tiles["BLOCK"]),)
-    supcon_kernel[grid](x, labels, loss, lse, positives, M, D, temperature, **tiles)
-    return loss, lse, positives
+    supcon_kernel[grid](x, labels, loss, m, total, positives, M, D, temperature, **tiles)
+    return loss, m, total, positives
 
 
 @autodiff(inputs_require_grad=(0,))
@@ -120,13 +124,14 @@ def make_args(dims, device="cuda", dtype=torch.float32):
 
 @triton.jit
 def supcon_backward_kernel(
-    x_ptr, label_ptr, lse_ptr, positives_ptr, dloss_ptr, dx_ptr, M, D, temperature,
+    x_ptr, label_ptr, m_ptr, total_ptr, positives_ptr, dloss_ptr, dx_ptr, M, D, temperature,
     PRECISION: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     chunk = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
     label = tl.load(label_ptr + rows, mask=rows < M, other=0)
-    lse = tl.load(lse_ptr + rows, mask=rows < M, other=0.0)
+    m = tl.load(m_ptr + rows, mask=rows < M, other=0.0)
+    total = tl.load(total_ptr + rows, mask=rows < M, other=1.0)
     P = tl.load(positives_ptr + rows, mask=rows < M, other=0.0)
     dl = tl.where(P > 0, tl.load(dloss_ptr + rows, mask=rows < M, other=0.0), 0.0)
     dx = tl.zeros([BLOCK, BLOCK_D], dtype=tl.float32)
@@ -134,15 +139,16 @@ def supcon_backward_kernel(
         cols = start + tl.arange(0, BLOCK)
         s = scores(x_ptr, rows, cols, M, D, temperature, PRECISION, BLOCK)
         other_label = tl.load(label_ptr + cols, mask=cols < M, other=0)
-        other_lse = tl.load(lse_ptr + cols, mask=cols < M, other=0.0)
+        other_m = tl.load(m_ptr + cols, mask=cols < M, other=0.0)
+        other_total = tl.load(total_ptr + cols, mask=cols < M, other=1.0)
         other_P = tl.load(positives_ptr + cols, mask=cols < M, other=0.0)
         other_dl = tl.where(other_P > 0, tl.load(dloss_ptr + cols, mask=cols < M, other=0.0), 0.0)
         counts = (rows[:, None] != cols[None, :]) & (rows[:, None] < M) & (cols[None, :] < M)
         shares = dl / tl.maximum(P, 1.0)
         other_shares = other_dl / tl.maximum(other_P, 1.0)
         pull = tl.where(label[:, None] == other_label[None, :], shares[:, None] + other_shares[None, :], 0.0)
-        s = tl.where(counts, s, 0.0)
-        push = dl[:, None] * tl.exp(s - lse[:, None]) + other_dl[None, :] * tl.exp(s - other_lse[None, :])
+        push = (dl / total)[:, None] * tl.exp(tl.where(counts, s - m[:, None], 0.0))
+        push += (other_dl / other_total)[None, :] * tl.exp(tl.where(counts, s - other_m[None, :], 0.0))
         h = tl.where(counts, push - pull, 0.0)
         x = load_tile(x_ptr, cols, chunk, M, D)
         dx = tl.dot(h.to(x.dtype), x, dx, input_precision=PRECISION)
@@ -155,20 +161,20 @@ class SupConLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, labels, temperature):
         x, labels = x.contiguous(), labels.contiguous()
-        loss, lse, positives = supcon_forward(x, labels, temperature)
-        ctx.save_for_backward(x, labels, lse, positives)
+        loss, m, total, positives = supcon_forward(x, labels, temperature)
+        ctx.save_for_backward(x, labels, m, total, positives)
         ctx.temperature = temperature
         return loss
 
     @staticmethod
     def backward(ctx, dloss):
-        x, labels, lse, positives = ctx.saved_tensors
+        x, labels, m, total, positives = ctx.saved_tensors
         M, D = x.shape
         tiles = {**tiles_of(x), "BLOCK_D": 64 if x.dtype == torch.float32 else 128}
         dx = torch.empty_like(x)
         grid = (triton.cdiv(M, tiles["BLOCK"]), triton.cdiv(D, tiles["BLOCK_D"]))
         supcon_backward_kernel[grid](
-            x, labels, lse, positives, dloss.contiguous(), dx, M, D, ctx.temperature, **tiles
+            x, labels, m, total, positives, dloss.contiguous(), dx, M, D, ctx.temperature, **tiles
         )
         return dx, None, None
 

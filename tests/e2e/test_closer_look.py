@@ -7,10 +7,12 @@ where the first is right by luck the second looks wrong.
 
 from __future__ import annotations
 
+import json
 import subprocess
+from pathlib import Path
 
 import pytest
-from conftest import Agent
+from conftest import Agent, copied_share
 
 PAIR = """
 import torch
@@ -85,13 +87,17 @@ def gated_autograd(x, a):
 """
 
 
-def check(agent: Agent, pair: str) -> subprocess.CompletedProcess[str]:
+REMARK = "the gradient of x was verified after a closer look"
+
+
+def check(
+    agent: Agent, pair: str, *options: str, share: Path | None = None
+) -> subprocess.CompletedProcess[str]:
     file = agent.folder / "gated.py"
     file.write_text(pair)
-    command = agent.command("check", file, "--log-level", "debug")
-    return subprocess.run(
-        command, cwd=agent.folder, env=agent.env, capture_output=True, text=True, check=False
-    )
+    command = agent.command("check", file, "--log-level", "debug", *options)
+    env = {**agent.env, **({"KA_SHARE": str(share)} if share else {})}
+    return subprocess.run(command, cwd=agent.folder, env=env, capture_output=True, text=True, check=False)
 
 
 def test_check__rounding_that_cancellation_magnifies__is_looked_at_closer_and_verified(agent: Agent):
@@ -100,6 +106,25 @@ def test_check__rounding_that_cancellation_magnifies__is_looked_at_closer_and_ve
     assert "off by little: a closer look" in done.stderr, (
         "the first look settled all: the test proves nothing"
     )
+    assert REMARK in done.stdout
+
+
+def test_check__gradient_that_took_a_closer_look__is_named_in_the_result(agent: Agent):
+    done = check(agent, PAIR, "--json")
+    (remark,) = json.loads(done.stdout)["checked"]["remarks"]
+    assert remark.startswith(REMARK)
+
+
+def test_check__closer_look_that_fails__leaves_the_first_judgement_and_says_why(agent: Agent):
+    share = copied_share(agent.folder / "share")
+    oracle = share / "sandbox/kernel_agent/operations/oracle.py"
+    text, look = oracle.read_text(), "        exact, _, gradients = self.differentiate(recording)\n"
+    assert text.count(look) == 1
+    oracle.write_text(text.replace(look, '        raise ValueError("no closer look today")\n'))
+    done = check(agent, PAIR, share=share)
+    assert done.returncode == 4, done.stdout
+    assert "wrong in some places" in done.stdout and REMARK not in done.stdout
+    assert "no closer look at what is off by little: oracle: ValueError: no closer look today" in done.stderr
 
 
 @pytest.mark.parametrize("off", ["2e-7", "-2e-7"])

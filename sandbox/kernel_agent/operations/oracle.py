@@ -26,6 +26,7 @@ from ..errors import Unusable, describe, filtered_traceback
 from ..forward import Forward
 from ..torch_tl.handles import EXACT, NATIVE, KernelError
 from ..torch_tl.kinks import Crossed, Kinks
+from ..torch_tl.maxima import Maxima
 from ..torch_tl.record import Recorder, Ref
 from ..torch_tl.replay import Replay, vector_jacobian
 from . import budget
@@ -180,7 +181,8 @@ class Case:
         self.varied = vary.Varied.of(case)
         self.scalar: dict[str, Any] | None = case.get("scalar")
         self.closer = bool(case.get("closer"))
-        self.masked = False  # see differentiate()
+        self.masked = False  # see differentiate(),
+        self.holds = False  # and there: maxima are constants in the inputs' own dtypes
         self.dtype = dtype
         self.taken: dict[str, str] = {}  # why a layout alone is not, "" where it is: found out once a process
         self._drawn: dict[tuple[Any, ...], torch.Tensor | None] = {}
@@ -441,8 +443,7 @@ class Case:
         beside = self.gradients(moved, recording)
         moved.release()
         judged = self.varied.judged() or torch.clone
-        drawn = self.upstreams(recording.differentiable).values()
-        noise = NOISE * math.sqrt(sum(float(value.double().norm()) ** 2 for value in drawn))
+        noise = NOISE * self.upstream_norm(recording)
         for name, grad in gradients.items():
             if bool((judged(grad) - judged(beside[name])).norm() > KINK * grad.norm() + noise):
                 raise self.refuse(f"the gradient of {name} is not unique where elements are equal or zero")
@@ -453,20 +454,25 @@ class Case:
         """The exact evaluation, what it compared, and its gradients.
 
         NaN in a gradient of finite outputs may come of lanes that a mask discards; then this and all further
-        evaluations of the case leave those out.
+        evaluations of the case leave those out. Maxima of which it finds that they are only subtracted are
+        constants from then on.
         """
-        kinks = Kinks()
-        exact = self.replay(recording, EXACT, kinks=kinks)
-        gradients = self.gradients(exact, recording)
+        exact, kinks, gradients = self.evaluate(recording)
         finite = all(bool(exact.value(ref).isfinite().all()) for ref in recording.refs.values())
         if not finite or not any(bool(grad.isnan().any()) for grad in gradients.values()):
             return exact, kinks, gradients
         exact.release()
         if "masked" in self.varied.values.values():  # 0 times an infinite input, as require_fair() has it
             raise self.refuse("a gradient is NaN")
-        self.masked, kinks = True, Kinks()
-        exact = self.replay(recording, EXACT, kinks=kinks)
-        return exact, kinks, self.gradients(exact, recording)
+        self.masked = True
+        return self.evaluate(recording)
+
+    def evaluate(self, recording: Recording) -> tuple[Replay, Kinks, dict[str, torch.Tensor]]:
+        kinks, maxima = Kinks(), Maxima()
+        exact = self.replay(recording, EXACT, kinks=kinks, maxima=maxima)
+        gradients = self.gradients(exact, recording)
+        self.holds = maxima.are_subtracted(self.upstream_norm(recording))
+        return exact, kinks, gradients
 
     def replay(
         self,
@@ -475,13 +481,17 @@ class Case:
         jitter: int | None = None,
         reach: float = 1,
         kinks: Kinks | None = None,
+        maxima: Maxima | None = None,
     ) -> Replay:
         """The record evaluated. The first time of a small call of a GPU is a trial on the CPU.
 
         Its seconds are this thread's, on a processor: neither a busy machine nor one that stops this process
         while others time kernels decides whether a shape is checked as it is."""
         tape = recording.recorder.tape
-        replay = Replay(tape, precision, budget.place(tape), self.fwd.path, jitter, reach, self.masked, kinks)
+        if precision == NATIVE and self.holds:
+            maxima = Maxima(held=True)
+        place = budget.place(tape)
+        replay = Replay(tape, precision, place, self.fwd.path, jitter, reach, self.masked, kinks, maxima)
         if replay.memory.device != tape.device and replay.memory.checked:
             replay.memory.watch = budget.trial()
         seconds = self.limits.get("seconds")
@@ -494,7 +504,7 @@ class Case:
             tape.wide = True
             if kinks is not None:
                 kinks.forget()
-            return self.replay(recording, precision, jitter, reach, kinks)
+            return self.replay(recording, precision, jitter, reach, kinks, maxima)
         return replay
 
     def nearby(self, recording: Recording, found: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -562,6 +572,10 @@ class Case:
         """
         drawn = [self.upstream_of(o.value, at, len(outputs), o.index) for at, o in enumerate(outputs)]
         return {o.index: value for o, value in zip(outputs, drawn, strict=True) if value is not None}
+
+    def upstream_norm(self, recording: Recording) -> float:
+        drawn = self.upstreams(recording.differentiable).values()
+        return math.sqrt(sum(float(value.double().norm()) ** 2 for value in drawn))
 
     def upstream_of(self, value: torch.Tensor, at: int, count: int, index: int) -> torch.Tensor | None:
         key = (tuple(value.shape), value.dtype, value.device, at, count, index)

@@ -344,7 +344,10 @@ class Builder:
     # ---- along an axis of the data
 
     def reduced(self, name: str, axis: int, inputs: list[Handle]) -> tuple[Handle, ...]:
-        return tuple(map(Handle, reductions.reduce_known(name, blocks_of(inputs), axis)))
+        found = reductions.reduce_known(name, blocks_of(inputs), axis)
+        if self.memory.maxima is not None and reductions.is_extreme(name):
+            found[0] = self.memory.maxima.taken(found[0])
+        return tuple(map(Handle, found))
 
     def scanned(self, name: str, axis: int, inputs: list[Handle], reverse: bool) -> tuple[Handle, ...]:
         blocks = reductions.scan_known(name, flipped(blocks_of(inputs), axis, reverse), axis)

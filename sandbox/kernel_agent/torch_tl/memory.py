@@ -27,6 +27,7 @@ from kernel_agent.torch_tl.handles import (
     lane_view,
 )
 from kernel_agent.torch_tl.kinks import Kinks
+from kernel_agent.torch_tl.maxima import Maxima
 
 NOBODY_LOW = 2**31 - 1
 NOBODY_HIGH = -1
@@ -155,6 +156,7 @@ class Memory:
         self.cells: list[Cell] = []
         self.counts = Counts()
         self.kinks: Kinks | None = None
+        self.maxima: Maxima | None = None
         self.where: Callable[[], str] = lambda: "kernel"
         self.ordered = False
         self.in_tf32 = False  # a product cut its operands off

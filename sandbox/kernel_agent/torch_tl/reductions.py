@@ -36,8 +36,12 @@ def extreme(data: torch.Tensor, axis: int, largest: bool) -> tuple[torch.Tensor,
 
 def reduces(name: str) -> bool:
     """Whether reduce_known() knows Triton's own combine function `name`."""
-    known = ("_sum_combine", "_elementwise_max", "_elementwise_min")
-    return name in known or name.startswith(("_argmax_combine", "_argmin_combine"))
+    return name == "_sum_combine" or is_extreme(name)
+
+
+def is_extreme(name: str) -> bool:
+    plain = name in ("_elementwise_max", "_elementwise_min")
+    return plain or name.startswith(("_argmax_combine", "_argmin_combine"))
 
 
 def reduce_known(name: str, inputs: Blocks, axis: int) -> Blocks:

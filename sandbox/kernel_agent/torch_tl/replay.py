@@ -17,6 +17,7 @@ from kernel_agent.modes import Mode
 from kernel_agent.torch_tl.handles import EXACT, KernelError
 from kernel_agent.torch_tl.kinks import Kinks
 from kernel_agent.torch_tl.launch import DescriptorArg, Launch, TensorArg, run_launch
+from kernel_agent.torch_tl.maxima import Maxima
 from kernel_agent.torch_tl.memory import Cell, Memory, cell_values
 from kernel_agent.torch_tl.record import (
     Constant,
@@ -41,7 +42,8 @@ class Replay:
     gradient has its share, so it moves too. None at all (0): far less than a unit, in float64, and away from
     zero: what was equal no longer is.
 
-    `masked`: see Masked. `kinks` notes, or decides, the comparisons of floats (kinks.py).
+    `masked`: see Masked. `kinks` notes, or decides, the comparisons of floats (kinks.py), and `maxima` what
+    arrives at maxima, or that nothing does (maxima.py).
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class Replay:
         reach: float = 1,
         masked: bool = False,
         kinks: Kinks | None = None,
+        maxima: Maxima | None = None,
     ) -> None:
         self.masked = masked
         self.reach = reach
@@ -64,6 +67,7 @@ class Replay:
         compiled = tape.device.type == "cuda"
         self.memory = Memory(precision, device, tape.one_by_one is None, tape.met, compiled)
         self.memory.kinks = kinks
+        self.memory.maxima = maxima
         self.cells: dict[int, Cell] = {}
         self.leaves: dict[int, torch.Tensor] = {}
         self.one_by_one: list[bool] = []  # of each launch so far
