@@ -45,6 +45,12 @@ def test_offer__that_is_not_early_stands_before_warps_alone() -> None:
         assert configs[at] == {"operands": 1} and len(configs) <= tuning.MOST
 
 
+@pytest.mark.parametrize(("columns", "offered"), [(37, [1, 2, 8]), (1000, [2, 8])])
+def test_menu__offers_no_more_warps_than_small_blocks_have_work_for(columns: int, offered: list[int]) -> None:
+    configs = draft(ROOT / "examples/softmax.py", {"M": 3, "N": columns})["report"]["configs"]
+    assert [config["num_warps"] for config in configs if config.keys() == {"num_warps"}] == offered
+
+
 def test_menu__offers_stages_only_where_products_can_be_pipelined() -> None:
     softmax = draft(ROOT / "examples/softmax.py", {"M": 3, "N": 37})["report"]["configs"]
     matmul = draft(ROOT / "examples/matmul.py", {"M": 70, "N": 50, "K": 45, "leaky": True})["report"][

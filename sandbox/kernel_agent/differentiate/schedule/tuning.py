@@ -18,6 +18,7 @@ from . import own_blocks, own_lanes, own_tiles, row_tiles
 
 MOST = 8
 LAUNCHED = {"num_warps", "num_stages"}
+LANES = 32  # of a warp
 HELD = 2048  # elements that one warp holds in registers, 64 in each of its lanes
 LISTED = "_kernel_agent_listed"  # where an autotuner keeps its configurations while it is bound to one
 
@@ -37,7 +38,8 @@ def menu(fwd: Forward, sites: list[Site]) -> list[dict[str, Any]]:
         ]
         found += [c for c in listed if any(c[k] != v for k, v in bound.items() if k in c)]
     warps = max(site.launch.num_warps for site in sites)
-    found += [{"num_warps": n} for n in (warps // 2, warps * 2) if 1 <= n <= 16]
+    few = min(_wide(sites), warps // 2)
+    found += [{"num_warps": n} for n in dict.fromkeys((few, warps // 2, warps * 2)) if 1 <= n <= 16]
     if any(n.op == "dot" for s in sites for n in nodes_in(s.kernel.effects)):
         stages = max(site.launch.num_stages for site in sites)
         found += [{"num_stages": n} for n in (2, 3, 4) if n != stages]
@@ -47,6 +49,15 @@ def menu(fwd: Forward, sites: list[Site]) -> list[dict[str, Any]]:
             unique.append(config)
     unique.sort(key=lambda config: not config.get("apart"))
     return unique[:MOST]
+
+
+def _wide(sites: list[Site]) -> int:
+    """So many warps that each lane has two elements at least of the largest blocks: of fewer, warps do what
+    others do, or nothing."""
+    most = max(
+        site.kernel.graph.elements(node.shape) for site in sites for node in nodes_in(site.kernel.effects)
+    )
+    return max(1, most // (2 * LANES))
 
 
 def one_warp(reverse: Reverse, site: Site) -> list[dict[str, Any]]:
