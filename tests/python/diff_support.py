@@ -89,9 +89,8 @@ def errors(
                     found.setdefault(name, []).append(0.0 if not reference.any() else float("nan"))
                     continue
                 gap = (value.double() - reference).norm() / reference.norm().clamp_min(1e-30)
-                found.setdefault(name, []).append(
-                    gap.item() if reference.any() else value.double().abs().max().item()
-                )
+                most = value.double().abs().max() if value.numel() else gap
+                found.setdefault(name, []).append(gap.item() if reference.any() else most.item())
     return found
 
 

@@ -102,6 +102,15 @@ def test_splits__a_sum_over_very_many_programs_is_shared_at_once(
     assert_right(file, result, [(dims, "normal")])
 
 
+@pytest.mark.parametrize("empty", [{"K": 0}, {"N": 0}, {"M": 0, "K": 0}])
+def test_splits__of_a_gradient_without_elements(empty: dict[str, int], write: Callable[[str], Path]) -> None:
+    pair = ROOT / "dataset/quantised_ste/int8_weight_only_linear.py"
+    file, dims = write(pair.read_text().partition("# ---- backward ----")[0]), {"M": 33, "K": 48, "N": 40}
+    result = draft(file, dims, config={"splits": 4})
+    assert "d_x_ptr = summed(" in result["backward"]
+    assert_right(file, result, [({**dims, **empty}, "normal")])
+
+
 TALL = """
 import torch
 import triton

@@ -119,7 +119,8 @@ def summed(parts, t):
         return None
     total = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device)
     span = parts.stride(0)
-    sum_partials[(triton.cdiv(span, 32),)](parts, total, parts.shape[0], span, ROWS=256, BLOCK=32)
+    if t.numel():
+        sum_partials[(triton.cdiv(span, 32),)](parts, total, parts.shape[0], span, ROWS=256, BLOCK=32)
     return total
 '''
 
@@ -138,7 +139,7 @@ def sum_both(
 
 def summed_both(parts, t, more, u):
     """The sums of the private rows of two gradients, which are laid out like `t` and `u`."""
-    if t is None or u is None:
+    if t is None or u is None or 0 in (t.numel(), u.numel()):
         return summed(parts, t), summed(more, u)
     totals = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device) for x in (t, u)]
     span, more_span = parts.stride(0), more.stride(0)
