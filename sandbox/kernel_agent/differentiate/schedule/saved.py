@@ -18,6 +18,7 @@ the copy has as many rows as the backward: its blocks are multiples of the backw
 from __future__ import annotations
 
 import ast
+import builtins
 import re
 from dataclasses import dataclass
 from types import ModuleType
@@ -77,9 +78,8 @@ def use(reverse: Reverse, site: Site, dear: bool = False) -> list[Saved]:
     made: dict[str, Saved] = {}
     taken = {n.arg for n in site.source.args.args} | _names(site.source)
     for node, text in found.items():
-        name = (
-            text if text.isidentifier() else re.sub(r"\W.*", "", text.removeprefix(f"{reverse.kernel.tl}."))
-        )
+        called = re.sub(r"\W.*", "", text.removeprefix(f"{reverse.kernel.tl}."))
+        name = text if text.isidentifier() else f"row_{called}" if called in vars(builtins) else called
         if text not in made:
             buffer = f"saved_{name}"
             while buffer in taken:
