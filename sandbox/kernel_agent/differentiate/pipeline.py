@@ -54,7 +54,8 @@ from .schedule import (
 )
 from .schedule.decisions import Totals, advise, header
 from .schedule.gradient_writes import SKIPPED
-from .schedule.owner import NotOwned, Owner, OwnerKernel
+from .schedule.nests import NotOwned
+from .schedule.owner import Owner, OwnerKernel
 from .schedule.partials import Partials
 from .schedule.saved import Saved
 from .schedule.scattered import Scattered

@@ -9,6 +9,7 @@ is left.
     partials         a few programs walk the summed axis and keep the sums in registers
     swapped_lanes    writes to neighbouring lanes go to the lanes themselves
     owner            a kernel in which one program owns each tile
+    nests            its loops, and values of the forward in them
     programs         the programs of the forward as variables of such a kernel
     tile_queues      tiles that programs walk in turn, as tiles that anyone may own
     windows          scattered windows are gathered instead
