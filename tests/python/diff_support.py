@@ -89,8 +89,9 @@ def errors(
                     found.setdefault(name, []).append(0.0 if not reference.any() else float("nan"))
                     continue
                 gap = (value.double() - reference).norm() / reference.norm().clamp_min(1e-30)
-                most = value.double().abs().max() if value.numel() else gap
-                found.setdefault(name, []).append(gap.item() if reference.any() else most.item())
+                if value.numel() and not reference.any():
+                    gap = value.double().abs().max()
+                found.setdefault(name, []).append(gap.item())
     return found
 
 

@@ -126,8 +126,7 @@ def _error(exc: BaseException, fwd: Forward) -> Unusable:
     if full is not None:
         error.message = f"{full}: {error.message}"
         error.remedy = "allocate less: a backward has to fit beside its inputs, outputs and gradients"
-        error.out_of_memory = True
-    error.out_of_memory = error.out_of_memory or budget.driver_failed(exc)  # to be tried again, alone
+    error.out_of_memory = full is not None or budget.driver_failed(exc)  # to be tried again, alone
     error.out_of_resources = budget.out_of_resources(exc)
     return error
 

@@ -38,7 +38,7 @@ def menu(fwd: Forward, sites: list[Site]) -> list[dict[str, Any]]:
         ]
         found += [c for c in listed if any(c[k] != v for k, v in bound.items() if k in c)]
     warps = max(site.launch.num_warps for site in sites)
-    few = min(_wide(sites), warps // 2)
+    few = min(_warps_with_work(sites), warps // 2)
     found += [{"num_warps": n} for n in dict.fromkeys((few, warps // 2, warps * 2)) if 1 <= n <= 16]
     if any(n.op == "dot" for s in sites for n in nodes_in(s.kernel.effects)):
         stages = max(site.launch.num_stages for site in sites)
@@ -51,7 +51,7 @@ def menu(fwd: Forward, sites: list[Site]) -> list[dict[str, Any]]:
     return unique[:MOST]
 
 
-def _wide(sites: list[Site]) -> int:
+def _warps_with_work(sites: list[Site]) -> int:
     """So many warps that each lane has two elements at least of the largest blocks: of fewer, warps do what
     others do, or nothing."""
     most = max(
