@@ -19,8 +19,10 @@
  * and beside rows of its own size at any; honest kernels stay below a third of what they may be off by. A
  * row that is expected to be zero may keep 16 times as much, for eager may have terms cancel to nothing
  * that another order of the sum does not. Where rounding decides on which side of a kink an element is
- * (base_off, off_moved), as many may be off. One element of a part, and one in four million of the whole, may
- * be off by what rounding leaves in its column, where each column is a sum of its own (a scan over rows).
+ * (base_off, off_moved), as many may be off. One element of a part may
+ * be off by what rounding leaves in its column, where each column is a sum of its own (a scan over rows), and
+ * a stretch of a long row by what it leaves in its row within 2,048 elements, where sums are carried along it
+ * and one rounding stands in a whole stretch: one element or stretch of a tensor, and one more in a million.
  *
  * One case needs care: an expected gradient that is mathematically zero but rounds to 1e-17 in float64
  * (softmax over one column). Base then errs by its whole size: no dtype could resolve it. Such a tensor

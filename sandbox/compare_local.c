@@ -21,7 +21,8 @@
 #define ZERO_TIMES 32
 #define LEAST_SPREAD 5.2           /* the least of spread(n) */
 #define COLUMN_REACH 16            /* rows on either side that a stray element's column is looked at in */
-#define STRAY_OF ((size_t)1 << 20) /* one element may be stray, and one more of so many */
+#define STRETCH 32                 /* units on either side that share a carried sum with a block */
+#define STRAY_OF ((size_t)1 << 20) /* one element or stretch may be stray, and one more of so many */
 
 struct local {
     const struct ka_triple *t;
@@ -31,7 +32,8 @@ struct local {
     size_t cols, units;
     size_t next_row; /* short rows before it have been looked at */
     size_t elements; /* off by themselves */
-    size_t stray;    /* of those, what the noise of their columns explains */
+    size_t stray;    /* elements that the noise of their columns explains, and stretches that of their row */
+    size_t stretch;  /* the end of the last of these */
     bool wrong;      /* a part is, whatever elements are */
     double tail;     /* see TAIL */
     double worst;    /* error / limit of what diff->part tells */
@@ -59,30 +61,28 @@ static size_t unit_of(size_t element)
     return element / UNIT;
 }
 
-/* The units that hold elements first .. first+n-1, and their neighbours. */
-static void reach(const struct local *l, size_t first, size_t n, size_t *from, size_t *to)
-{
-    size_t low = unit_of(first), high = unit_of(first + n - 1) + REACH + 1;
-    *from = low < REACH ? 0 : low - REACH;
-    *to = high < l->units ? high : l->units;
-}
+/* Elements from `from` up to `to`. */
+struct range {
+    size_t from, to;
+};
 
-static double elements_in(const struct local *l, size_t from, size_t to)
+/* The units that hold elements first .. first+n-1, and their neighbours. */
+static struct range reach(const struct local *l, size_t first, size_t n)
 {
-    size_t end = to * UNIT < l->t->want->count ? to * UNIT : l->t->want->count;
-    return (double)(end - from * UNIT);
+    size_t low = unit_of(first), high = (unit_of(first + n - 1) + REACH + 1) * UNIT;
+    return (struct range){low < REACH ? 0 : (low - REACH) * UNIT,
+                          high < l->t->want->count ? high : l->t->want->count};
 }
 
 static struct around around(const struct local *l, size_t first, size_t n)
 {
-    size_t from, to;
+    struct range among = reach(l, first, n);
     double want2 = 0, base2 = 0;
-    reach(l, first, n, &from, &to);
-    for (size_t i = from; i < to; i++) {
+    for (size_t i = unit_of(among.from); i * UNIT < among.to; i++) {
         want2 += l->m->units[i].want2;
         base2 += l->m->units[i].base2;
     }
-    double count = elements_in(l, from, to);
+    double count = (double)(among.to - among.from);
     return (struct around){sqrt(want2 / count), sqrt(base2 / count)};
 }
 
@@ -101,17 +101,20 @@ static double difference2(const struct ka_tensor *a, const struct ka_tensor *b, 
     return sum;
 }
 
-/* The other draws of rounding that there are, each among the part's neighbours. */
-static void add_draws(const struct local *l, size_t first, size_t n, struct around *a)
+/* Root mean square of what `made` is off by in a range. */
+static double noise_in(const struct ka_draw *draw, struct range among)
 {
-    size_t from, to;
-    reach(l, first, n, &from, &to);
-    double count = elements_in(l, from, to);
+    size_t count = among.to - among.from;
+    return sqrt(difference2(draw->made, draw->exact, among.from, count) / (double)count);
+}
+
+/* The other draws of rounding that there are, each in this range. */
+static void add_draws(const struct local *l, struct range among, struct around *a)
+{
     for (size_t k = 0; k < l->tol->draw_count; k++) {
         const struct ka_draw *draw = &l->tol->draws[k];
         if (ka_tensor_same_shape(draw->made, l->t->want) && ka_tensor_same_shape(draw->exact, l->t->want))
-            a->noise = fmax(a->noise,
-                            sqrt(difference2(draw->made, draw->exact, from * UNIT, (size_t)count) / count));
+            a->noise = fmax(a->noise, noise_in(draw, among));
     }
 }
 
@@ -219,6 +222,28 @@ static bool is_stray(struct local *l, const struct reading *r)
     return true;
 }
 
+/* A sum that is carried along a row (a long scan) has one rounding in a whole stretch of it: all draws may be
+ * nothing there by luck, and tell beside it what it may be. Few stretches: what is wrong is not that rare. */
+static bool is_stray_stretch(struct local *l, const struct ka_part *p, struct around a)
+{
+    size_t start = p->first - p->first % l->cols, end = start + l->cols, wide = (size_t)STRETCH * UNIT;
+    struct range among = {p->first - start < wide ? start : p->first - wide,
+                          end - p->first < wide + p->count ? end : p->first + p->count + wide};
+    if (p->kind != KA_PART_BLOCK || (p->first >= l->stretch && l->stray > l->t->want->count / STRAY_OF))
+        return false;
+    if (l->t->base)
+        a.noise = fmax(a.noise, noise_in(&(struct ka_draw){l->t->base, l->t->want}, among));
+    add_draws(l, among, &a);
+    struct judged j = judge_among(l, p, a);
+    if (is_off(&j))
+        return false;
+    if (p->first >= l->stretch) {
+        l->stray++;
+        l->stretch = p->first + wide;
+    }
+    return true;
+}
+
 static void judge_part(struct local *l, enum ka_part_kind kind, size_t first, size_t n)
 {
     const struct ka_part part = {.kind = kind, .first = first, .count = n};
@@ -226,8 +251,10 @@ static void judge_part(struct local *l, enum ka_part_kind kind, size_t first, si
     struct judged j = judge_among(l, &part, a);
     if (!is_off(&j))
         return;
-    add_draws(l, first, n, &a);
+    add_draws(l, reach(l, first, n), &a);
     j = judge_among(l, &part, a);
+    if (is_off(&j) && is_stray_stretch(l, &part, a))
+        return;
     bool wrong = !(j.error <= j.limit);
     if (!wrong && n <= UNIT && is_stray(l, &j.r))
         return;

@@ -316,6 +316,36 @@ static void part__element_of_a_noisy_column__may_be_as_far_off_as_its_column(voi
     }
 }
 
+/* Rows along which sums are carried, block by block: each block of base has one error, and that of one is
+ * nothing by luck. */
+static void part__stretch_of_a_carried_sum__may_be_as_far_off_as_those_beside_it(void **state)
+{
+    (void)state;
+    enum { ROWS = 2, COLS = 65536, CARRIED = 1024, LUCKY = 20, OTHER = 50 };
+    const double off = 3000 * ulp("F32");
+    static const struct {
+        bool carried;   /* base has errors at all */
+        double times;   /* what is found, of what base has elsewhere */
+        size_t stretch; /* another that is off */
+        bool pass;
+    } cases[] = {{true, 1, LUCKY, true},
+                 {true, 1, LUCKY + 1, true},
+                 {true, 1, OTHER, false},
+                 {true, 40, LUCKY, false},
+                 {false, 1, LUCKY, false}};
+    for (size_t k = 0; k < KA_COUNT(cases); k++) {
+        struct triple *t = fresh(ROWS, COLS);
+        for (size_t i = 0; i < (size_t)ROWS * COLS; i++) {
+            size_t block = i / CARRIED;
+            bool lucky = block == LUCKY || block == cases[k].stretch;
+            t->base[i] = t->want[i] + (cases[k].carried && !lucky ? off * noise(block) : 0);
+            t->got[i] = t->want[i] + (lucky ? cases[k].times * off : 0);
+        }
+        assert_int_equal(compare(t).pass, cases[k].pass);
+        free_triple(t);
+    }
+}
+
 static void part__row_that_cancels__may_keep_the_rounding_of_its_terms(void **state)
 {
     (void)state;
@@ -460,6 +490,7 @@ int main(void)
         cmocka_unit_test(part__element_among_more__may_lie_a_little_further_out),
         cmocka_unit_test(part__elements_at_kinks__are_as_many_as_rounding_moves),
         cmocka_unit_test(part__element_of_a_noisy_column__may_be_as_far_off_as_its_column),
+        cmocka_unit_test(part__stretch_of_a_carried_sum__may_be_as_far_off_as_those_beside_it),
         cmocka_unit_test(part__row_that_cancels__may_keep_the_rounding_of_its_terms),
         cmocka_unit_test(part__row_of_zeros__may_keep_a_little_more),
         cmocka_unit_test(part__what_other_draws_of_rounding_move__may_move),
