@@ -6,7 +6,8 @@ Backward   dx_j = s y_j (dy_j - t),  t = sum_{k < n} dy_k y_k,  and 0 from n on
 
 Forward schedule: a program owns a row. The mask leaves a prefix, so it is a loop bound: the online maximum
 and sum walk n columns, not N, and the scores beyond are never read. One walk over all columns writes the
-row; its loads end at n, its zeros go on. A row that sees no key is zero.
+row; its loads end at n, its zeros go on. A row that sees no key is zero. Both walks round s x alike: m is
+taken off the rounded product (a fused scale * x - m would not be 0 at the maximum), so that y sums to one.
 Backward schedule: the same owner and the same bound. Nothing beyond n is read of y or dy, which over a
 causal square is half of both, and an upstream that is undefined there does no harm. y itself is saved: from
 it t and dx need neither the maximum nor the sum, and no exponential.
@@ -43,7 +44,8 @@ def masked_softmax_kernel(x_ptr, length_ptr, y_ptr, scale, H, N, BLOCK: tl.const
     for start in range(0, N, BLOCK):
         cols = start + lanes
         x = tl.load(x_ptr + row * N + cols, mask=cols < n, other=0.0).to(tl.float32)
-        y = tl.where(cols < n, tl.exp(scale * x - m) / total, 0.0)
+        z = tl.where(cols < n, scale * x, -float("inf"))
+        y = tl.where(cols < n, tl.exp(z - m) / total, 0.0)
         tl.store(y_ptr + row * N + cols, y.to(y_ptr.dtype.element_ty), mask=cols < N)
 
 
