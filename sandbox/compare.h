@@ -11,17 +11,17 @@
  * factor times base's own rounding); zero never passes for a non-zero want. `factor` is 2 in both places: two
  * honest evaluations rarely round the same elements badly.
  *
- * A tensor that is right on the whole is also judged in parts: each row of the last axis, each block of
- * 64 elements of a longer row, each element. A part may be off by a share of its own norm, and by what
- * rounding leaves there: 8 units in the last place of the root mean square of its neighbours (some 300
- * elements), and 4 times the error that base has among them, or the oracle at inputs moved by rounding. A
- * row of the wrong sign is found down to 1e-6 of the size of those beside it (float32; 1e-2 in float16),
- * and beside rows of its own size at any; honest kernels stay below a third of what they may be off by. A
- * row that is expected to be zero may keep 16 times as much, for eager may have terms cancel to nothing
- * that another order of the sum does not. Where rounding decides on which side of a kink an element is
- * (base_off, off_moved), as many may be off. One element of a part may
- * be off by what rounding leaves in its column, where each column is a sum of its own (a scan over rows), and
- * a stretch of a long row by what it leaves in its row within 2,048 elements, where sums are carried along it
+ * A tensor that is right on the whole is also judged in parts: each row of the last axis, each block of 64
+ * elements of a longer row, each element. A part may be off by a share of its own norm, and by what rounding
+ * leaves there: 8 units in the last place of the root mean square of its neighbours (some 300 elements), and
+ * 4 times the error that base has among them, or the oracle at inputs moved by rounding. Zeros among them do
+ * not count for a part that is not zero itself. A row of the wrong sign is found down to 1e-6 of the size of
+ * those beside it (float32; 1e-2 in float16), and beside rows of its own size at any; honest kernels stay
+ * below a third of what they may be off by. A row that is expected to be zero may keep 16 times as much, for
+ * eager may have terms cancel to nothing that another order of the sum does not. Where rounding decides on
+ * which side of a kink an element is (base_off, off_moved), as many may be off. One element of a part may be
+ * off by what rounding leaves in its column, where each column is a sum of its own (a scan over rows), and a
+ * stretch of a long row by what it leaves in its row within 2,048 elements, where sums are carried along it
  * and one rounding stands in a whole stretch: one element or stretch of a tensor, and one more in a million.
  *
  * One case needs care: an expected gradient that is mathematically zero but rounds to 1e-17 in float64

@@ -118,6 +118,31 @@ static void add_draws(const struct local *l, struct range among, struct around *
     }
 }
 
+static size_t nonzero_in(const struct ka_tensor *t, struct range among)
+{
+    double x[UNIT];
+    size_t count = 0;
+    for (size_t at = among.from; at < among.to; at += UNIT) {
+        size_t some = among.to - at < UNIT ? among.to - at : UNIT;
+        ka_tensor_load(t, at, some, x);
+        for (size_t i = 0; i < some; i++)
+            count += x[i] != 0;
+    }
+    return count;
+}
+
+/* Neighbours that are expected to be zero, as behind a causal mask, say nothing of how far one that is not
+ * may be off. */
+static void leave_out_zeros(const struct local *l, const struct ka_part *p, struct range among,
+                            struct around *a)
+{
+    if (nonzero_in(l->t->want, (struct range){p->first, p->first + p->count}) == 0)
+        return;
+    double more = sqrt((double)(among.to - among.from) / (double)nonzero_in(l->t->want, among));
+    a->scale *= more;
+    a->noise *= more;
+}
+
 /* Elements that are off by themselves count in all2 alone. */
 struct reading {
     double want2, got2, all2;
@@ -252,6 +277,7 @@ static void judge_part(struct local *l, enum ka_part_kind kind, size_t first, si
     if (!is_off(&j))
         return;
     add_draws(l, reach(l, first, n), &a);
+    leave_out_zeros(l, &part, reach(l, first, n), &a);
     j = judge_among(l, &part, a);
     if (is_off(&j) && is_stray_stretch(l, &part, a))
         return;

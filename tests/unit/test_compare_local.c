@@ -361,6 +361,29 @@ static void part__row_that_cancels__may_keep_the_rounding_of_its_terms(void **st
     free_triple(t);
 }
 
+/* A row of which a causal mask leaves one element, small because terms cancel: rounding of the zeros beside it
+ * is none. */
+static void part__element_among_zeros__may_be_as_far_off_as_one_among_others(void **state)
+{
+    (void)state;
+    enum { COLS = 1024, AT = 2 * COLS };
+    static const struct {
+        size_t at; /* what is off, */
+        double by;
+        bool pass;
+    } cases[] = {{AT, 8e-5, true}, {AT, 1e-3, false}, {AT + 5, 1e-3, false}};
+    for (size_t k = 0; k < KA_COUNT(cases); k++) {
+        struct triple *t = fresh(8, COLS);
+        for (size_t i = AT - COLS; i < AT + 2 * (size_t)COLS; i++)
+            t->want[i] = t->base[i] = t->got[i] = 0;
+        t->want[AT] = t->got[AT] = 1e-4;
+        t->base[AT] = 1e-4 + 6e-6;
+        t->got[cases[k].at] += cases[k].by;
+        assert_int_equal(compare(t).pass, cases[k].pass);
+        free_triple(t);
+    }
+}
+
 static void part__row_of_zeros__may_keep_a_little_more(void **state)
 {
     (void)state;
@@ -492,6 +515,7 @@ int main(void)
         cmocka_unit_test(part__element_of_a_noisy_column__may_be_as_far_off_as_its_column),
         cmocka_unit_test(part__stretch_of_a_carried_sum__may_be_as_far_off_as_those_beside_it),
         cmocka_unit_test(part__row_that_cancels__may_keep_the_rounding_of_its_terms),
+        cmocka_unit_test(part__element_among_zeros__may_be_as_far_off_as_one_among_others),
         cmocka_unit_test(part__row_of_zeros__may_keep_a_little_more),
         cmocka_unit_test(part__what_other_draws_of_rounding_move__may_move),
         cmocka_unit_test(part__nothing_around_it__is_held_to_nothing),
