@@ -20,6 +20,7 @@ from ..ir import counts
 from ..ir.folding import fold
 from ..ir.graph import Graph
 from ..ir.kinds import MIXING
+from ..ir.names import suggested
 from ..ir.nodes import (
     Carry,
     For,
@@ -40,7 +41,7 @@ from ..ir.rewriter import Rewriter
 from ..ir.values import takes_loop
 from ..prove import zeros
 from ..prove.affine import upper
-from . import checkpoints
+from . import checkpoints, kept_numbers
 from .sweep import Reverse
 from .written_once import element, ended, kept_whole, lanes_written, rounds
 
@@ -53,7 +54,7 @@ LIMIT = 1 << 30  # bytes of a tape in the traced call, above which it has checkp
 
 @dataclass
 class Buffer:
-    """Scratch for one taped carry: `trips` steps of `numel` elements for each program."""
+    """Scratch for one taped value: `trips` steps of `numel` elements for each program."""
 
     name: str
     dtype: str
@@ -190,7 +191,16 @@ class Tape:
             return
         provided = {k: self._known(source, k) if source.region.kind == "for" else None for k in set(needed)}
         missing = sorted(k for k, read in provided.items() if read is None)
-        if missing and self._too_large(source, missing) and checkpoints.possible(loop):
+        if missing and self._keep_numbers(loop, source, roots, missing):
+            roots = [*loop.effects, *(c.next for c in loop.carries), loop.cond]
+            needed = [phis[n] for n in self._inside(roots, loop) if n in phis]
+            provided = {k: read for k, read in provided.items() if k in needed}
+            missing = []
+        if (
+            missing
+            and self._too_large(source, [source.carries[k].phi for k in missing])
+            and checkpoints.possible(loop)
+        ):
             self._checkpoint(loop, source, phis, missing, provided)
             return
         for k, read in sorted(provided.items()):
@@ -199,12 +209,28 @@ class Tape:
             else:
                 self._tape(loop, source, k)
 
-    def _too_large(self, source: For, missing: list[int]) -> bool:
-        """Whether a full tape of some carries would exceed the limit in the traced call."""
+    def _too_large(self, source: For, values: list[Node]) -> bool:
+        """Whether a full tape of some values would exceed the limit in the traced call."""
         if self.measure is None or source.region.kind != "for":
             return False
-        found = [self._buffer(source, k, "tape", STEPS) for k in missing]
-        return sum(map(self.measure, found)) > LIMIT
+        return sum(self.measure(self._buffer(source, value, "tape", STEPS)) for value in values) > LIMIT
+
+    def _keep_numbers(self, loop: For, source: For, roots: list, missing: list[int]) -> bool:
+        """Keep what is made of some carries before every step, where that is less and all that is needed."""
+        g, carried = self.g, [source.carries[k].phi for k in missing]
+        numbers = kept_numbers.find(loop, roots, set(carried)) if source.region.kind == "for" else []
+        if not numbers or self._too_large(source, numbers):
+            return False
+        table = {number: self._taped(source, number) for number in numbers}
+        rewriter = Rewriter(g, table.get)
+        loop.effects = rewriter.effects(loop.effects)
+        for carry in loop.carries:
+            carry.next = None if carry.next is None else rewriter.node(carry.next)
+        g.here = g.top
+        names = ", ".join(f"`{phi.hint}`" for phi in carried)
+        reason = f"of {names} a few numbers a step are needed in reverse order: a tape of those"
+        self.reverse.say(source.line, "tape", "none", reason)
+        return True
 
     def _checkpoint(
         self, loop: For, source: For, phis: dict[Node, int], missing: list[int], provided: dict
@@ -219,7 +245,7 @@ class Tape:
         number = g.make("floordiv", (at, length))
         starts: dict[int, Node] = {}
         for k in state:
-            kept = self._keep(source, k, "check", checkpoints.CHECKPOINTS)
+            kept = self._keep(source, source.carries[k].phi, "check", checkpoints.CHECKPOINTS)
             store = self._store(kept, number, source.carries[k].phi, source.region)
             store.mask = first
             source.tape.append(store)
@@ -229,7 +255,7 @@ class Tape:
         g.here = segment
         reads = {}
         for k in missing:
-            kept = self._keep(source, k, "tape", checkpoints.SEGMENT)
+            kept = self._keep(source, source.carries[k].phi, "tape", checkpoints.SEGMENT)
             forward.tape.append(self._store(kept, at, copies[k], segment))
             reads[copies[k]] = self._read(kept, at, copies[k], segment)
         table = {k: copies[k] for k in missing}
@@ -358,34 +384,39 @@ class Tape:
 
     def _tape(self, loop: For, source: For, k: int) -> None:
         """Keep a carry before every step."""
-        g, carry = self.g, source.carries[k]
+        phi = source.carries[k].phi
         if source.region.kind != "for":
             message = "the state of a while loop cannot be taped"
             raise Refusal("while", message, "Use a loop over a range.", source.line)
-        buffer = self._keep(source, k, "tape", STEPS)
-        at = step_number(g, source.region)
-        source.tape.append(self._store(buffer, at, carry.phi, source.region))
-        loop.provides[carry.phi] = self._read(buffer, at, carry.phi, source.region)
-        g.here = g.top
-        reason = f"`{carry.phi.hint}` is needed in reverse order: {buffer.dtype} tape in scratch"
+        loop.provides[phi] = self._taped(source, phi)
+        self.g.here = self.g.top
+        reason = f"`{phi.hint}` is needed in reverse order: {real(phi.dtype)} tape in scratch"
         self.reverse.say(source.line, "tape", "none", reason)
 
-    def _buffer(self, source: For, k: int, prefix: str, slots: str) -> Buffer:
-        """Scratch for one carry of a loop."""
-        g, phi = self.g, source.carries[k].phi
-        numel = g.product(phi.shape)
+    def _taped(self, source: For, value: Node) -> Node:
+        """What reads a value of every step back from a tape."""
+        buffer = self._keep(source, value, "tape", STEPS)
+        at = step_number(self.g, source.region)
+        source.tape.append(self._store(buffer, at, value, source.region))
+        return self._read(buffer, at, value, source.region)
+
+    def _buffer(self, source: For, value: Node, prefix: str, slots: str) -> Buffer:
+        """Scratch for a value of every step of a loop."""
+        g = self.g
+        numel = g.product(value.shape)
         g.here = g.top
         trips = trip_count(g, source)
         if trips is None:
             message = "the length of this loop is not known before the launch"
             raise Refusal("tape", message, "Bound the loop by arguments.", source.line)
-        name = f"{prefix}_{phi.hint or 'carry'}"
+        called = value.hint or suggested(value, {})
+        name = f"{prefix}_{called}"
         while any(b.name == name for b in self.buffers):
             name += "_"
-        return Buffer(name, real(phi.dtype), trips, numel, phi.hint or "carry", slots)
+        return Buffer(name, real(value.dtype), trips, numel, called, slots)
 
-    def _keep(self, source: For, k: int, prefix: str, slots: str) -> Buffer:
-        buffer = self._buffer(source, k, prefix, slots)
+    def _keep(self, source: For, value: Node, prefix: str, slots: str) -> Buffer:
+        buffer = self._buffer(source, value, prefix, slots)
         self.buffers.append(buffer)
         return buffer
 
