@@ -95,7 +95,7 @@ TUNED_APART = "the forward's own choice is tuned apart"
 # Where gradients are summed over programs; a kernel that needs none of it has no alternatives.
 SCHEDULES = ("owner", "partials", "atomic")
 # Of a configuration, what asks the passes for something, by yes or no.
-KEYS = ("apart", "operands", "outputs", "saved", "exact", "walks")
+KEYS = ("apart", "operands", "outputs", "saved", "exact", "walks", "disjoint")
 # What is raised where an invariant of these passes does not hold for a kernel.
 BROKEN = (AssertionError, NotOwned, RecursionError)
 
@@ -113,6 +113,7 @@ class Asked:
     saved: bool = False  # the forward saves numbers that took a sum, and what random numbers decide
     exact: bool = False  # nothing is read back that an output holds rounded
     walks: bool = False  # sums are in registers also where other gradients are added to at places of data
+    disjoint: bool = False  # rows that an output's stores keep apart are disjoint
     rows: bool = True  # what steps add to rows of a gradient is a product behind their loop
 
 
@@ -476,6 +477,7 @@ def _part(fwd: Forward, plan: Scheduled, text: FunctionText, kernels: dict[str, 
     for offer in () if plan.fused is not None and plan.saved else plan.offers:
         tuning.offer(draft.configs, offer)
     _offer_for_products(draft, plan)
+    _offer_for_data(draft, plan)
     part = Part(accumulated, list(dict.fromkeys(checks)), rows=plan.rows)
     text.saving |= {kept.buffer: kept for kept in plan.saved}
     text.saved |= dict.fromkeys(text.saving)
@@ -594,6 +596,20 @@ def _offer_for_products(draft: Draft, plan: Scheduled) -> None:
         tuning.offer(draft.configs, {**wide, "saved": 1, "operands": 1})
 
 
+def _offer_for_data(draft: Draft, plan: Scheduled) -> None:
+    """What gives owners to gradients at places that data says."""
+    asked = draft.asked
+    if draft.schedule == "atomic" or asked.disjoint or not plan.owner.could_own or plan.site.again is None:
+        return
+    kernel = plan.site.again({}, None)
+    try:
+        other = _scheduled(replace(plan.site, kernel=kernel), "", replace(asked, disjoint=True), [])
+    except (Refusal, *BROKEN):
+        return
+    if other.totals.kept < plan.totals.kept:
+        tuning.offer(draft.configs, {"disjoint": 1})
+
+
 def _written(plan: Scheduled, text: FunctionText) -> dict[str, str]:
     """Of gradients of which each element is stored once, how many are."""
     written, site = {}, plan.site
@@ -699,7 +715,16 @@ def _scheduled(site: trace.Site, name: str, asked: Asked, known: list[LineReport
     gradient_writes.prove(reverse, axes, site.launch.grid)
     gradient_writes.mark(reverse)
     own = site.blocks if asked.apart and isinstance(site.blocks, block_sizes.Grid) else None
-    owner = Owner(reverse, axes, name, site.launch.grid, asked.splits > 0, own=own, operands=asked.operands)
+    owner = Owner(
+        reverse,
+        axes,
+        name,
+        site.launch.grid,
+        asked.splits > 0,
+        own=own,
+        operands=asked.operands,
+        stored=asked.disjoint,
+    )
     offers += [{"walks": 1}] * (asked.schedule == "partials" and partials.beside_data(reverse, axes))
     fused = partials.fuse(reverse, axes, asked.walks) if asked.schedule == "partials" else None
     after: list = []

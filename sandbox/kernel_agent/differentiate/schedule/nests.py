@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ..ir.nodes import Carry, For, GradWrite, Node, Region, nodes_in
+from ..ir.nodes import Carry, For, GradWrite, Node, Region, Store, nodes_in
 from ..ir.rewriter import Rewriter
 from ..ir.simplify import is_zero
 from ..ir.values import is_static, loop_out, takes_loop
@@ -38,6 +38,7 @@ class Part:
     virtual: tuple[Node, ...] = ()  # all its program variables
     turned: Turned | None = None  # how its window was turned around
     asked: list[packed.Asked] = field(default_factory=list)  # of tensors
+    stored: Store | None = None  # of an output, which keeps its rows apart
 
 
 class Nest:

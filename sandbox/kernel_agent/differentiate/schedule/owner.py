@@ -14,18 +14,18 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...errors import readable
 from ..ir.counts import longest
 from ..ir.names import adjoint_name, stem
-from ..ir.nodes import For, GradWrite, Node, Region, bodies, nodes_in, operands, placed, reachable
+from ..ir.nodes import For, GradWrite, Node, Region, Store, bodies, nodes_in, operands, placed, reachable
 from ..ir.report import Why
 from ..ir.rewriter import Rewriter
 from ..ir.simplify import is_number, is_zero
 from ..ir.values import is_static, takes_loop
-from ..prove import packed
+from ..prove import packed, stored_rows
 from ..prove.affine import Affine, Group, Var, upper
 from ..prove.cover import reached
 from ..prove.disjoint import asks_flags, close, determined, layouts_of, learn, overlaps
@@ -81,12 +81,15 @@ class Owner:
         walk: Walk | None = None,
         own: Grid | None = None,
         operands: bool = False,
+        stored: bool = False,
     ) -> None:
         """`products`: split also the sums of products of blocks, for few tiles with long sums. `walk`: move
         the writes of its tiles, and no others. `own`: tiles that each kernel may have others than.
-        `operands`: compute those of products once, in front of it, where more than one program would."""
-        self.walk, self.prepares = walk, operands
+        `operands`: compute those of products once, in front of it, where more than one program would.
+        `stored`: take rows to be disjoint that an output's stores keep apart."""
+        self.walk, self.prepares, self.stored = walk, operands, stored
         self.could_prepare = False  # whether there are any such operands
+        self.could_own = False  # whether there are any such rows
         axes = [axis for axis in axes if walk is None or axis != walk.axis]
         self.reverse, self.kernel, self.g = reverse, reverse.kernel, reverse.kernel.graph
         self.name, self.grid, self.products = name, grid, products
@@ -248,6 +251,8 @@ class Owner:
         # The owner stores whatever branches say, a sum of nothing too: what bounds rows has to be its mask.
         if found.asked and self.packed(affine, write, mask).terms() != {frozenset(g.terms) for g in groups}:
             return Why("data", "its mask alone, as its owner has it, does not bound its rows")
+        if found.stored is not None and not self._of_stored_rows(affine, replace(write, mask=mask)):
+            return Why("data", "its mask alone, as its owner has it, does not tell its rows apart")
         tile = self.tiles.node(write.offset)
         layouts = layouts_of(affine, self.g, groups, mask, len(tile.shape))
         if layouts is None:
@@ -260,7 +265,7 @@ class Owner:
             covers = reached(affine, self.g, groups, tile, mask)
             covers = turned.covers if covers is None and turned is not None else covers
         part = Part(write, tuple(regions), own, steps, reduced, layouts, covers, tuple(virtual), turned)
-        part.asked = found.asked
+        part.asked, part.stored = found.asked, found.stored
         return part
 
     def most(self, end: Node, data: bool = True) -> Node | None:
@@ -276,7 +281,8 @@ class Owner:
         named = [var.node for group in groups for var, _ in group.terms if var.node is not None]
         data = next((n for node in named for n in nodes_in([node]) if n.op == "load"), None)
         if data is not None:
-            return self._of_rows(affine, write, data)
+            of_rows = self._of_rows(affine, write, data)
+            return of_rows if isinstance(of_rows, Address) else self._of_stored_rows(affine, write) or of_rows
         known: set = set()
         for group in groups:
             if not affine.solve(group) or any(var.kind == "opaque" for var, _ in group.terms):
@@ -319,6 +325,22 @@ class Owner:
         for axis in (axis for axis in range(len(self.grid)) if self.walk is None or axis != self.walk.axis):
             packed.alone(plain, whole, set(), axis, self.grid)
         return Address(rows.groups, known, every, rows.asked)
+
+    def _of_stored_rows(self, affine: Affine, write: GradWrite) -> Address | None:
+        """The same of rows that the stores of an output keep apart, where that is asked for."""
+        mask = None if write.mask is None else self.tiles.node(write.mask)
+        offset = self.tiles.node(write.offset)
+        found = None
+        if self.walk is None:
+            found = stored_rows.find(self.kernel, affine, self.tiles, offset, mask)
+        self.could_own |= found is not None
+        if found is None or not self.stored:
+            return None
+        every = found.groups + found.behind
+        known = determined(affine, every)
+        close(affine, known, every)
+        solved = all(group.solved for group in every)
+        return Address(found.groups, known, every, stored=found.store) if solved else None
 
     def computable(self, write: GradWrite) -> bool:
         """Whether another kernel can have what a write needs: no carries, loops only behind whole values."""
@@ -440,6 +462,10 @@ class Owner:
             reason = f"owned tiles: {'partial sums of ' if split else ''}one program a tile"
             proof = "affine nest" if turned is None else turned.what
             proof = proof if self.walk is None else "every tile once"
+            stores = [part.stored for part in plan.parts if part.stored is not None]
+            if stores:
+                at = f"line {stores[0].line} to `{stores[0].base.attrs['name']}`"
+                reason += f", whose rows are apart as those of the stores of {at} are"
             d = adjoint_name(plan.base.attrs["name"])
             self.reverse.say(write.line, "owner", proof, f"{d}: {reason}")
         for one in made.operands:
@@ -626,6 +652,7 @@ class Address:
     known: set
     every: list[Group]
     asked: list[packed.Asked] = field(default_factory=list)
+    stored: Store | None = None  # whose rows it has
 
 
 @dataclass
