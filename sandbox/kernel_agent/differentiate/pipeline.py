@@ -90,6 +90,7 @@ from .write.steps import (
 
 PROGRAMS = 256  # that keep private sums, in all: about two on each multiprocessor
 SPLITS = 128  # programs that share the outermost sum of a gradient with few tiles
+RUNS = (512, 2048)  # programs that walk the entries of a table, in all
 FLAGS = 2  # of which each side of a launch may have kernels of its own
 TUNED_APART = "the forward's own choice is tuned apart"
 # Where gradients are summed over programs; a kernel that needs none of it has no alternatives.
@@ -107,6 +108,7 @@ class Asked:
     schedule: str
     splits: int = 0  # programs that share a sum of products; 0: it is shared where it is long
     shares: int = 0  # programs of a kernel that would have few, which share its loop; 0: they do not
+    runs: int = 0  # programs that walk entries of a table, those that name the same in turn; 0: none do
     apart: bool = False  # kernels of the backward have tiles of their own each, where the launch has others
     outputs: bool = False  # read back what took a sum, where an output holds it
     operands: bool = False  # those of products are computed once, where more than one program would
@@ -232,8 +234,8 @@ def _attempt(
     draft = Draft("", f"{fwd.stub_name}_autograd", schedule=schedule or "partials", longest=longest)
     draft.programs = int(config.get("programs", PROGRAMS))
     kept = {name: bool(config.get(name)) for name in KEYS}
-    splits, shares = (int(config.get(name, 0)) for name in ("splits", "shares"))
-    draft.asked = Asked(draft.schedule, splits, shares, **kept)
+    splits, shares, runs = (int(config.get(name, 0)) for name in ("splits", "shares", "runs"))
+    draft.asked = Asked(draft.schedule, splits, shares, runs, **kept)
     if not sites:
         message = "no launch writes anything that depends on an input"
         raise Refusal("stub", message, line=stub.lineno, file=fwd.path)
@@ -467,7 +469,7 @@ def _part(fwd: Forward, plan: Scheduled, text: FunctionText, kernels: dict[str, 
     behind = Why("table", "which tensor an address belongs to is read from a table")
     owner.refused.update({w.base: behind for w in found if w.base.op == "entry"})
     advise(reverse, found, owner.refused, draft.schedule == "atomic")
-    accumulated = _accumulated(found, site.kernel.inplace)
+    accumulated = _accumulated(found, site.kernel.inplace) | plan.added
     lines = site.home.lines
     layouts = [(l, _absent(w)) for w in found for l in w.layouts]
     layouts += [(l, k.bases[0] if k.optional else None) for k in owner.kernels for l in k.layouts]
@@ -527,7 +529,9 @@ def _part(fwd: Forward, plan: Scheduled, text: FunctionText, kernels: dict[str, 
     for made in owner.kernels:
         steps = _operand_steps(text, made, emit, notes)
         emitted = emit(made.name, made.effects, [*([] if steps else notes), *made.notes])
-        steps.append(owner_step(text, part, emitted, made, owner, draft.asked.splits or SPLITS))
+        steps.append(
+            owner_step(text, part, emitted, made, owner, draft.asked.splits or SPLITS, draft.asked.runs)
+        )
         if apart is not None:
             steps[0].setup[:0] = apart.before(made)
         part.steps += steps
@@ -597,17 +601,21 @@ def _offer_for_products(draft: Draft, plan: Scheduled) -> None:
 
 
 def _offer_for_data(draft: Draft, plan: Scheduled) -> None:
-    """What gives owners to gradients at places that data says."""
-    asked = draft.asked
-    if draft.schedule == "atomic" or asked.disjoint or not plan.owner.could_own or plan.site.again is None:
+    """What gives owners to gradients at places that data says, or few atomic adds."""
+    asked, owner = draft.asked, plan.owner
+    found: list[dict[str, Any]] = [{"runs": n} for n in RUNS] if owner.could_run else [{}]
+    if owner.could_own:
+        found = [{"disjoint": 1, **config} for config in found]
+    if draft.schedule == "atomic" or asked.disjoint or asked.runs or not found[0] or plan.site.again is None:
         return
-    kernel = plan.site.again({}, None)
+    site = replace(plan.site, kernel=plan.site.again({}, None))
     try:
-        other = _scheduled(replace(plan.site, kernel=kernel), "", replace(asked, disjoint=True), [])
+        other = _scheduled(site, "", replace(asked, disjoint=owner.could_own, runs=RUNS[0]), [])
     except (Refusal, *BROKEN):
         return
-    if other.totals.kept < plan.totals.kept:
-        tuning.offer(draft.configs, {"disjoint": 1})
+    if other.totals.kept < plan.totals.kept or other.added:
+        for config in reversed(found):
+            tuning.offer(draft.configs, config)
 
 
 def _written(plan: Scheduled, text: FunctionText) -> dict[str, str]:
@@ -680,6 +688,11 @@ class Scheduled:
         return main + self.after + [effect for made in self.owner.kernels for effect in made.effects]
 
     @property
+    def added(self) -> set[str]:
+        """The gradients that owner kernels add to atomically."""
+        return {base for made in self.owner.kernels if made.entries is not None for base in made.bases}
+
+    @property
     def writes(self) -> list[GradWrite]:
         """Those of the main kernel and of what follows it."""
         return writes(self.reverse.effects) + writes(self.after)
@@ -724,6 +737,7 @@ def _scheduled(site: trace.Site, name: str, asked: Asked, known: list[LineReport
         own=own,
         operands=asked.operands,
         stored=asked.disjoint,
+        runs=asked.runs > 0,
     )
     offers += [{"walks": 1}] * (asked.schedule == "partials" and partials.beside_data(reverse, axes))
     fused = partials.fuse(reverse, axes, asked.walks) if asked.schedule == "partials" else None
@@ -754,7 +768,7 @@ def _scheduled(site: trace.Site, name: str, asked: Asked, known: list[LineReport
         plan.offers += _shares(reverse, site)
     if alone and asked.shares:
         plan.shared = shared_loops.find(reverse, site.launch.grid)
-    totals.kept = sum(w.kind == "atomic_add" for w in plan.writes)
+    totals.kept = sum(w.kind == "atomic_add" for w in plan.writes) + len(plan.added)
     totals.tape = sum(forward_values.size(b, site) for b in taped.buffers)
     if plan.fused is not None and not kept and not asked.saved:
         other = _scheduled(site, name, replace(asked, saved=True), known)

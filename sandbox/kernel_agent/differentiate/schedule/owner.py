@@ -34,7 +34,7 @@ from ..prove.positions import NotTurned
 from ..read.block_sizes import Grid
 from ..reverse.sweep import Reverse
 from ..reverse.sweep import writes as every_write
-from . import sunk_sums, tile_queues
+from . import runs, sunk_sums, tile_queues
 from .gradient_writes import depends
 from .kept_values import Spills
 from .nests import Nest, Part
@@ -66,6 +66,7 @@ class OwnerKernel:
     ordered: dict[str, int | None] = field(default_factory=dict)  # tensors that bound groups, and their least
     notes: list[str] = field(default_factory=list)  # what stands above it
     operands: list[Operand] = field(default_factory=list)  # that kernels in front of it compute
+    entries: Node | None = None  # how many its programs walk, which add to its gradients atomically
 
 
 class Owner:
@@ -82,14 +83,16 @@ class Owner:
         own: Grid | None = None,
         operands: bool = False,
         stored: bool = False,
+        runs: bool = False,
     ) -> None:
         """`products`: split also the sums of products of blocks, for few tiles with long sums. `walk`: move
         the writes of its tiles, and no others. `own`: tiles that each kernel may have others than.
         `operands`: compute those of products once, in front of it, where more than one program would.
-        `stored`: take rows to be disjoint that an output's stores keep apart."""
-        self.walk, self.prepares, self.stored = walk, operands, stored
+        `stored`: take rows to be disjoint that an output's stores keep apart. `runs`: walk entries of a
+        table that name the same."""
+        self.walk, self.prepares, self.stored, self.runs = walk, operands, stored, runs
         self.could_prepare = False  # whether there are any such operands
-        self.could_own = False  # whether there are any such rows
+        self.could_own = self.could_run = False  # whether there are any such rows or entries
         axes = [axis for axis in axes if walk is None or axis != walk.axis]
         self.reverse, self.kernel, self.g = reverse, reverse.kernel, reverse.kernel.graph
         self.name, self.grid, self.products = name, grid, products
@@ -118,7 +121,10 @@ class Owner:
                 else:
                     groups.setdefault(plan.key, []).append(plan)
         for plans in groups.values():
-            self.build(plans)
+            if plans[0].parts[0].run is None:
+                self.build(plans)
+            else:
+                self.build_runs(plans)
         return self
 
     def refuse(self, base: Node, line: int | None, why: str) -> None:
@@ -151,6 +157,8 @@ class Owner:
         parts: list[Part] = []
         for write, loops in writes:
             part = self.part(write, loops)
+            if getattr(part, "kind", "") == "data" and len(writes) == 1:
+                part = self._of_run(write, loops) or part
             if isinstance(part, str):
                 return part
             parts.append(part)
@@ -168,8 +176,15 @@ class Owner:
             if part.own != first.own or [s for s, _ in part.trips] != [s for s, _ in first.trips]:
                 return Why("shared", "its writes own different tiles")
         paths = tuple((p.path, p.reduced) for p in parts)
-        key = (first.own, paths, tuple(s.id for s, _ in first.trips), dots, first.turned and id(first.turned))
+        steps, turned = tuple(s.id for s, _ in first.trips), first.turned and id(first.turned)
+        key = (first.own, paths, steps, dots, turned, first.run)
         return Plan(base, parts, len(parts) > 1, key, dots)
+
+    def _of_run(self, write: GradWrite, loops: tuple[For, ...]) -> Part | None:
+        """What walks entries of a table for a write, where that is asked for."""
+        found = runs.part(self, write, loops)
+        self.could_run |= found is not None
+        return found if self.runs else None
 
     def part(self, write: GradWrite, loops: tuple[For, ...]) -> Part | str:
         """What owns a write: a tile of its address as it is, or of the window that it is turned into."""
@@ -395,11 +410,35 @@ class Owner:
 
     # the kernel
 
-    def build(self, plans: list[Plan]) -> None:
-        g, first = self.g, plans[0]
+    def _label(self, plans: list[Plan]) -> str:
+        """What a kernel is called by."""
         label = "_".join(p.base.attrs["name"].removesuffix("_ptr").lower() for p in plans)
         while any(made.name == f"{self.name}_{label}" for made in self.kernels):  # of w beside W
             label += "_"
+        return label
+
+    def build_runs(self, plans: list[Plan]) -> None:
+        """A kernel whose programs walk entries of a table."""
+        label, part = self._label(plans), plans[0].parts[0]
+        sizes = [self._trips(plans[0], i) for i in range(len(part.trips))]
+        own, grid, share = self._grid(label, part, sizes, True, False)
+        operands = Operands(self.g, f"{self.name}_{label}", grid, self.in_kernel, False)
+        nest = runs.RunNest(self, [plan.parts[0] for plan in plans], own, False, share, operands)
+        nest.totals()
+        made = OwnerKernel(f"{self.name}_{label}", nest.effects, grid, [p.base.attrs["name"] for p in plans])
+        made.entries = nest.run.number.attrs["count"]
+        names, index = ", ".join(map(adjoint_name, made.bases)), nest.run.called
+        made.notes = [f"one program sums a tile of {names} over a run of entries, until {index} changes"]
+        for plan in plans:
+            self._remove(plan)
+            reason = f"summed over entries that follow each other, added atomically where {index} changes"
+            d = adjoint_name(plan.base.attrs["name"])
+            self.reverse.say(plan.parts[0].write.line, "owner", "any order of entries", f"{d}: {reason}")
+        self.kernels.append(made)
+
+    def build(self, plans: list[Plan]) -> None:
+        g, first = self.g, plans[0]
+        label = self._label(plans)
         virtual, turned = first.parts[0].virtual, first.parts[0].turned
         shared = next((v for v in virtual if v not in first.parts[0].own), None)
         trips = first.parts[0].trips

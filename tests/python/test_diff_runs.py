@@ -1,0 +1,101 @@
+"""Gradients at an address that a table tells, summed over runs of entries that name the same."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from diff_support import assert_right, draft, edits_of
+from test_diff_stored_rows import CASES, DIMS, FORWARD
+
+KERNEL = "def tiles_kernel_bwd_w("
+TABLE = "table = torch.stack([expert, (ends - sizes)[expert] + tile * 16], dim=1)"
+LOAD = "w = tl.load(w_ptr + expert * K * N + k[:, None] * N + n[None, :], mask=w_mask, other=0.0)"
+
+
+@pytest.fixture
+def changed(tmp_path: Path):
+    return edits_of(FORWARD, tmp_path / "grouped.py")
+
+
+def kernel(backward: str, head: str = KERNEL) -> str:
+    return backward.split(head)[1].split("\n\n\n")[0]
+
+
+@pytest.mark.parametrize("dtype,bound", [("float32", 1e-5), ("float16", 2e-3)])
+@pytest.mark.parametrize("runs", [1, 5, 512])
+def test_programs_walk_entries_and_add_where_the_index_changes(changed, runs: int, dtype: str, bound: float):
+    file = changed()
+    result = draft(file, DIMS, config={"runs": runs}, dtype=dtype)
+    made = kernel(result["backward"])
+    assert re.search(r"for \w+ in range\(first, ", made) and "tl.dot(" in made
+    assert made.count("tl.atomic_add(d_w_ptr") == 2  # where the index changes, and at the end
+    assert "tl.atomic_add(d_w_ptr" not in kernel(result["backward"], "def tiles_kernel_bwd(")
+    assert_right(file, result, CASES, bound, dtype)
+
+
+@pytest.mark.parametrize("order", ["flip(0)", "roll(1, 0)"])
+@pytest.mark.parametrize("runs", [1, 6])
+def test_entries_may_stand_in_any_order(changed, order: str, runs: int):
+    file = changed((TABLE, f"{TABLE}.{order}"))
+    assert_right(file, draft(file, DIMS, config={"runs": runs}), CASES)
+
+
+def test_entries_that_change_in_every_step(changed):
+    """Even entries first, then odd ones: of one expert and of the next in turn."""
+    file = changed(
+        (TABLE, f"{TABLE}\n    table = torch.stack([*table[::2], *table[1::2]]) if len(table) else table")
+    )
+    dims = {"sizes": [33, 1, 31, 2, 16], "N": 33, "K": 20}
+    assert_right(file, draft(file, DIMS, config={"runs": 1}), [(dims, "normal"), *CASES])
+
+
+def test_gradients_at_one_address_are_summed_in_one_kernel(changed):
+    file = changed(
+        (LOAD, f"{LOAD} + {LOAD[4:].replace('w_ptr', 'v_ptr')}"),
+        ("x_ptr, w_ptr, ends_ptr", "x_ptr, w_ptr, v_ptr, ends_ptr"),
+        ("(x, w, ends, table", "(x, w, v, ends, table"),
+        ("def grouped(x, w, sizes)", "def grouped(x, w, v, sizes)"),
+        ("(0, 1)", "(0, 1, 2)"),
+        ("return x, torch.randn(", "w = torch.randn("),
+        ("dtype=dtype), sizes", "dtype=dtype)\n    return x, w, w.flip(1).contiguous(), sizes"),
+    )
+    result = draft(file, DIMS, config={"runs": 5})
+    made = kernel(result["backward"], "def tiles_kernel_bwd_w_v(")
+    assert made.count("tl.atomic_add(d_w_ptr") == made.count("tl.atomic_add(d_v_ptr") == 2
+    assert_right(file, result, CASES)
+
+
+def test_they_are_offered_together_with_owners_of_rows(changed):
+    file = changed()
+    result = draft(file, DIMS)
+    offered = [config for config in result["report"]["configs"] if "runs" in config]
+    assert [config["runs"] for config in offered] == [512, 2048]
+    assert all(config["disjoint"] for config in offered)
+    assert KERNEL not in result["backward"]
+    taken = draft(file, DIMS, config=offered[0])
+    assert taken["report"]["atomics"] == 1  # said of it still
+    assert "def tiles_kernel_bwd(" not in taken["backward"]
+    assert_right(file, taken, CASES)
+
+
+REFUSED = {
+    "an address that has the entry's own number": (
+        (LOAD, LOAD.replace("expert * K * N", "(expert + tl.program_id(0) // 64) * K * N")),
+    ),
+    "indices of lanes": (
+        (LOAD, LOAD.replace("expert * K * N", "expert * K * N + tl.load(table_ptr + 0 * k)[:, None] * 0 * N").replace("* 0 * N", "// 9 * N")),
+    ),
+    "weights that a condition leaves out": ((LOAD, LOAD.replace("mask=w_mask", "mask=w_mask & (expert < 9)")),),
+    "what is no product": (
+        ("acc = tl.dot(x, w, acc, input_precision=\"ieee\")", "acc += tl.sum(x, 1)[:, None] + tl.sum(w, 0)[None, :]"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("edits", REFUSED.values(), ids=REFUSED)
+def test_what_is_no_run_is_added_by_each_program(changed, edits: tuple):
+    result = draft(changed(*edits), DIMS, config={"runs": 512})
+    assert KERNEL not in result["backward"] and "tl.atomic_add(d_w_ptr" in result["backward"]
+    assert not any("runs" in config for config in result["report"]["configs"])
