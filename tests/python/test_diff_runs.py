@@ -71,7 +71,7 @@ def test_they_are_offered_together_with_owners_of_rows(changed):
     file = changed()
     result = draft(file, DIMS)
     offered = [config for config in result["report"]["configs"] if "runs" in config]
-    assert [config["runs"] for config in offered] == [512, 2048]
+    assert {config["runs"] for config in offered} == {512, 2048}
     assert all(config["disjoint"] for config in offered)
     assert KERNEL not in result["backward"]
     taken = draft(file, DIMS, config=offered[0])
@@ -99,3 +99,49 @@ def test_what_is_no_run_is_added_by_each_program(changed, edits: tuple):
     result = draft(changed(*edits), DIMS, config={"runs": 512})
     assert KERNEL not in result["backward"] and "tl.atomic_add(d_w_ptr" in result["backward"]
     assert not any("runs" in config for config in result["report"]["configs"])
+
+
+TILES = {"BLOCK_N": 64, "BLOCK_K": 16, "disjoint": 1, "runs": 5}
+WIDE = ({"sizes": [40, 3, 0, 30], "N": 112, "K": 80}, "normal")
+
+
+@pytest.mark.parametrize("dtype,bound", [("float32", 1e-5), ("float16", 2e-3)])
+def test_columns_have_tiles_of_their_own_beside_rows_of_a_table(changed, dtype: str, bound: float):
+    """BLOCK stands for columns and for what is summed; BLOCK_M, of which the table is made, stays."""
+    file = changed()
+    result = draft(file, WIDE[0], config=TILES, dtype=dtype)
+    backward = result["backward"]
+    assert "BLOCK_M: tl.constexpr" in kernel(backward) and "BLOCK: tl.constexpr" not in kernel(backward)
+    assert "BLOCK_N, BLOCK_K = (grid[0], triton.cdiv(N, 64)), 64, 16" in backward
+    assert not re.search(r"BLOCK_M = .*\d", backward)
+    assert_right(file, result, [WIDE, *CASES], bound, dtype)
+
+
+def test_one_block_for_all_axes_is_that_of_rows_still(changed):
+    """Calls have blocks of their own, that the table is made of."""
+    file = changed(
+        ("BLOCK_M: tl.constexpr, BLOCK: tl.constexpr", "BLOCK: tl.constexpr"),
+        ("acc = tl.zeros([BLOCK_M, BLOCK]", "acc = tl.zeros([BLOCK, BLOCK]"),
+        ("tl.arange(0, BLOCK_M)", "tl.arange(0, BLOCK)"),
+        ("ends = sizes.cumsum(0)", "ends = sizes.cumsum(0)\n    B = 32 if K > 70 else 16"),
+        ("(sizes + 15) // 16", "(sizes + B - 1) // B"),
+        ("tile * 16", "tile * B"),
+        ("triton.cdiv(N, 32)", "triton.cdiv(N, B)"),
+        ("BLOCK_M=16, BLOCK=32", "BLOCK=B"),
+    )
+    for config in (TILES, {"disjoint": 1, "runs": 5}):
+        result = draft(file, WIDE[0], config=config)
+        own = "BLOCK_N, BLOCK_K = (grid[0], triton.cdiv(N, 64)), 64, 16"
+        assert (own in result["backward"]) == ("BLOCK_M=BLOCK" in result["backward"]) == (config is TILES)
+        assert_right(file, result, [WIDE, *CASES])
+
+
+def test_tiles_are_offered_with_what_owns_gradients_there_alone(changed):
+    file = changed()
+    result = draft(file, DIMS)
+    assert {"BLOCK_N": 128, "BLOCK_K": 128, "num_warps": 8, "num_stages": 3, "disjoint": 1, "runs": 512} in (
+        result["report"]["configs"]
+    )
+    assert all("runs" in config for config in result["report"]["configs"] if "BLOCK_N" in config)
+    alone = {"BLOCK_N": 64, "BLOCK_K": 16}
+    assert draft(file, DIMS, config=alone)["backward"] == result["backward"]

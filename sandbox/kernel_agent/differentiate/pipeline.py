@@ -91,6 +91,7 @@ from .write.steps import (
 PROGRAMS = 256  # that keep private sums, in all: about two on each multiprocessor
 SPLITS = 128  # programs that share the outermost sum of a gradient with few tiles
 RUNS = (512, 2048)  # programs that walk the entries of a table, in all
+TABLE = 3  # tiles that are offered beside rows of a table
 FLAGS = 2  # of which each side of a launch may have kernels of its own
 TUNED_APART = "the forward's own choice is tuned apart"
 # Where gradients are summed over programs; a kernel that needs none of it has no alternatives.
@@ -614,7 +615,7 @@ def _offer_for_data(draft: Draft, plan: Scheduled) -> None:
     except (Refusal, *BROKEN):
         return
     if other.totals.kept < plan.totals.kept or other.added:
-        for config in reversed(found):
+        for config in reversed(own_tiles.of_table(plan.site, found[0])[:TABLE] + found):
             tuning.offer(draft.configs, config)
 
 
