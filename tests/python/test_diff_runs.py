@@ -29,10 +29,19 @@ def test_programs_walk_entries_and_add_where_the_index_changes(changed, runs: in
     file = changed()
     result = draft(file, DIMS, config={"runs": runs}, dtype=dtype)
     made = kernel(result["backward"])
-    assert re.search(r"for \w+ in range\(first, ", made) and "tl.dot(" in made
+    assert re.search(r"for \w+ in tl.range\(first, ", made) and "tl.dot(" in made
     assert made.count("tl.atomic_add(d_w_ptr") == 2  # where the index changes, and at the end
     assert "tl.atomic_add(d_w_ptr" not in kernel(result["backward"], "def tiles_kernel_bwd(")
     assert_right(file, result, CASES, bound, dtype)
+
+
+def test_what_tells_rows_is_loaded_turns_before_them(changed):
+    """An entry tells the expert, the expert where its rows end: three loads, the last two turns ahead."""
+    made = kernel(draft(changed(), DIMS, config={"runs": 5})["backward"])
+    held = "4 * BLOCK * BLOCK + 24 * BLOCK_M * BLOCK"
+    assert f"num_stages=7 if {held} <= 229376 else None" in made
+    file = changed(("end = tl.load(ends_ptr + expert)", "end = M"))
+    assert "num_stages=5 if " in kernel(draft(file, DIMS, config={"runs": 5})["backward"])
 
 
 @pytest.mark.parametrize("order", ["flip(0)", "roll(1, 0)"])

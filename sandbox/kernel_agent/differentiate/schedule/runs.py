@@ -26,15 +26,19 @@ from typing import TYPE_CHECKING
 from ...source import words
 from ..ir.graph import Graph
 from ..ir.names import adjoint_name
-from ..ir.nodes import Carry, For, GradWrite, Node, nodes_in, reachable
+from ..ir.nodes import HALF, Carry, For, GradWrite, Node, Region, nodes_in, reachable, real
 from ..ir.values import loop_out
 from ..prove.affine import Affine
 from ..prove.masks import parts as conditions
 from .nests import Nest, Part
+from .partials import bytes_text
 
 if TYPE_CHECKING:
     from .owner import Owner
 
+# Triton 3.6 loads what n loads tell one after another (k - 1) // n turns ahead in k stages.
+AHEAD = 2
+SHARED = 224 << 10  # bytes that a program may have on sm_90, but for some numbers
 _CHANGING = words("phi iv loopout ifout random dot reduce scan combine fold call pid vpid")
 
 
@@ -97,9 +101,9 @@ def _numbers(owner: Owner, indices: Iterable[Node]) -> set[Node]:
     return found
 
 
-def _counted(owner: Owner, region: object) -> bool:
+def _counted(owner: Owner, region: Region) -> bool:
     """Whether the host knows how many steps a loop has at most, which begin in one place."""
-    bounds, affine = region.bounds, Affine(owner.g)  # type: ignore[attr-defined]
+    bounds, affine = region.bounds, Affine(owner.g)
     if bounds is None or owner.most(bounds[1], False) is None:
         return False
     return affine.uniform(bounds[0]) and affine.uniform(bounds[2])
@@ -161,6 +165,8 @@ class RunNest(Nest):
         loop.carries = [Carry(phi, init, new) for phi, init, new in every]
         outs = [loop_out(g, loop, k) for k in range(len(loop.carries))]
         totals, ends = outs[: len(accs)], outs[len(accs) :]
+        inner = [one for kind, one in self.levels[depth + 1 :] if kind == "loop"]
+        region.stages = "" if inner else _stages(g, region, nexts)
         for out in totals:
             out.upstream = True
         self.effects = [loop]
@@ -177,17 +183,36 @@ class RunNest(Nest):
         return new
 
     def _added(
-        self, write: GradWrite, indices: list[Node], total: Node, mask: Node | None, region: object
+        self, write: GradWrite, indices: list[Node], total: Node, mask: Node | None, region: Region
     ) -> GradWrite:
         """The addition of a sum at the address that these indices tell."""
         known = dict(zip(self.run.indices, indices, strict=True))
-        offset = self.at_top(write.offset, known, region)  # type: ignore[arg-type]
-        return GradWrite(write.base, offset, mask, total, region, write.line)  # type: ignore[arg-type]
+        offset = self.at_top(write.offset, known, region)
+        return GradWrite(write.base, offset, mask, total, region, write.line)
 
 
-def _carry(g: Graph, init: Node, region: object) -> Node:
+def _stages(g: Graph, region: Region, values: list[Node]) -> str:
+    """How many turns ahead to load. A turn's rows are told by what it loads before: each of those loads has
+    as many turns, so that products have their operands `AHEAD` turns ahead."""
+    loads = [n for n in nodes_in(values) if n.op == "load" and n.home.inside(region)]
+    behind: dict[Node, int] = {}
+
+    def length(node: Node) -> int:
+        if node not in behind:
+            loaded = node.op == "load" and node.home.inside(region)
+            behind[node] = loaded + max(map(length, node.args), default=0)
+        return behind[node]
+
+    chain = max(map(length, loads), default=0)
+    wide = [n for n in loads if sum(not g.is_one(dim) for dim in n.shape) > 1]
+    blocks = [(n.shape, (AHEAD + 1) * (2 if real(n.dtype) in HALF else 4)) for n in wide]
+    held = bytes_text(g, [*blocks, *((value.shape, 4) for value in values)])
+    return f"{AHEAD * chain + 1} if {held} <= {SHARED} else None" if held and chain > 1 else ""
+
+
+def _carry(g: Graph, init: Node, region: Region) -> Node:
     """The index of the entry before."""
     hint = f"{init.hint or 'index'}_before"
-    new = g.fresh("phi", {"name": hint}, init.dtype, (), region)  # type: ignore[arg-type]
+    new = g.fresh("phi", {"name": hint}, init.dtype, (), region)
     new.hint, new.reverse = hint, True
     return new
