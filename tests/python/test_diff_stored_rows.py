@@ -21,7 +21,8 @@ def tiles_kernel(
 ):
     expert = tl.load(table_ptr + 2 * tl.program_id(0))
     end = tl.load(ends_ptr + expert)
-    m = tl.load(table_ptr + 2 * tl.program_id(0) + 1) + tl.arange(0, BLOCK_M)
+    first = tl.load(table_ptr + 2 * tl.program_id(0) + 1)
+    m = first + tl.arange(0, BLOCK_M)
     n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     acc = tl.zeros([BLOCK_M, BLOCK], dtype=tl.float32)
     for start in range(0, K, BLOCK):
@@ -101,9 +102,8 @@ def test_it_is_offered_and_not_taken_by_itself(changed):
 def test_rows_that_are_loaded_one_by_one(changed):
     """What tells a row may be a block, and lie along another axis than the store's rows do."""
     file = changed(
-        ("m = tl.load(table_ptr + 2 * tl.program_id(0) + 1) + tl.arange(0, BLOCK_M)",
-         "first = tl.load(table_ptr + 2 * tl.program_id(0) + 1)\n"
-         "    m = tl.load(z_ptr + first + tl.arange(0, BLOCK_M), mask=first + tl.arange(0, BLOCK_M) < end, other=M)"),
+        ("m = first + tl.arange(0, BLOCK_M)",
+         "m = tl.load(z_ptr + first + tl.arange(0, BLOCK_M), mask=first + tl.arange(0, BLOCK_M) < end, other=M)"),
         ("z = torch.empty((M, N), device=x.device, dtype=x.dtype)",
          "z = torch.arange(M, device=x.device).flip(0)"),
         ("end = tl.load(ends_ptr + expert)", "end = tl.load(ends_ptr + expert)\n    bound = M"),
@@ -127,6 +127,19 @@ REFUSED = {
     "rows that overlap": (("x_ptr + m[:, None] * K", "x_ptr + m[:, None]"),),
     "a store of other rows": (
         (STORE, STORE.replace("m[:, None] * N", "(m + tl.program_id(0))[:, None] * N")), LONGER,
+    ),
+    "rows of two axes": (
+        ("x_ptr + m[:, None] * K + k[None, :]", "x_ptr + m[:, None] + (m - first)[None, :]"),
+        ("mask=(m[:, None] < end) & (k[None, :] < K)", "mask=(m[:, None] < end) & (m[None, :] < end)"),
+        ("first + tl.arange(0, BLOCK_M)", "first + tl.arange(0, BLOCK)"),
+        ("BLOCK_M: tl.constexpr, BLOCK: tl.constexpr", "BLOCK: tl.constexpr"),
+        ("acc = tl.zeros([BLOCK_M, BLOCK]", "acc = tl.zeros([BLOCK, BLOCK]"),
+        ("BLOCK_M=16, BLOCK=32", "BLOCK=16"),
+    ),
+    "rows of some columns' programs": (
+        ("m = first + ", "on = tl.load(ends_ptr + expert * (tl.program_id(1) // 9)) >= 0\n    m = first + "),
+        ("(m[:, None] < end) & (k", "on & (m[:, None] < end) & (k"),
+        ("y_mask = (m", "y_mask = on & (m"),
     ),
     "a store under a condition": ((STORE, f"if end > 3:\n        {STORE}"),),
     "two outputs": ((STORE, f"{STORE}\n    {STORE.replace('y_ptr', 'z_ptr')}"), ("return y", "return y, z")),

@@ -13,14 +13,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ...source import words
 from ..ir.nodes import Node, Store, nodes_in, walk
 from ..ir.rewriter import Rewriter
 from ..ir.values import Kernel
 from .affine import Affine, Group, Var, nonzero
 from .masks import conjuncts
-
-_CHANGING = words("phi iv loopout ifout random pid dot reduce scan combine fold call")
 
 
 @dataclass(frozen=True)
@@ -84,11 +81,8 @@ def _row(affine: Affine, groups: list[Group]) -> _Row | None:
     (group,) = found
     nodes = [var.node for var, _ in group.terms if var.node is not None]
     inside = list(nodes_in(nodes))
-    plain = all(
-        n.op not in _CHANGING and not n.attrs.get("buffer") and n.home is affine.g.top for n in inside
-    )
     axes = frozenset(axis for var, _ in group.terms for axis in _axes(affine, var))
-    if not plain or len(nodes) < len(group.terms) or len(axes) > 1:
+    if len(nodes) < len(group.terms) or len(axes) > 1 or any(n.op == "pid" for n in inside):
         return None
     return _Row(group, axes, frozenset(n for n in inside if n.op == "vpid"))
 
