@@ -27,7 +27,8 @@ def tiles_kernel(
     acc = tl.zeros([BLOCK_M, BLOCK], dtype=tl.float32)
     for start in range(0, K, BLOCK):
         k = start + tl.arange(0, BLOCK)
-        x = tl.load(x_ptr + m[:, None] * K + k[None, :], mask=(m[:, None] < end) & (k[None, :] < K), other=0.0)
+        x_mask = (m[:, None] < end) & (k[None, :] < K)
+        x = tl.load(x_ptr + m[:, None] * K + k[None, :], mask=x_mask, other=0.0)
         w_mask = (k[:, None] < K) & (n[None, :] < N)
         w = tl.load(w_ptr + expert * K * N + k[:, None] * N + n[None, :], mask=w_mask, other=0.0)
         acc = tl.dot(x, w, acc, input_precision="ieee")
@@ -130,7 +131,7 @@ REFUSED = {
     ),
     "rows of two axes": (
         ("x_ptr + m[:, None] * K + k[None, :]", "x_ptr + m[:, None] + (m - first)[None, :]"),
-        ("mask=(m[:, None] < end) & (k[None, :] < K)", "mask=(m[:, None] < end) & (m[None, :] < end)"),
+        ("x_mask = (m[:, None] < end) & (k[None, :] < K)", "x_mask = (m[:, None] < end) & (m[None, :] < end)"),
         ("first + tl.arange(0, BLOCK_M)", "first + tl.arange(0, BLOCK)"),
         ("BLOCK_M: tl.constexpr, BLOCK: tl.constexpr", "BLOCK: tl.constexpr"),
         ("acc = tl.zeros([BLOCK_M, BLOCK]", "acc = tl.zeros([BLOCK, BLOCK]"),

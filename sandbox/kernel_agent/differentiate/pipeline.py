@@ -477,10 +477,7 @@ def _part(fwd: Forward, plan: Scheduled, text: FunctionText, kernels: dict[str, 
     asked = [one for w in found for one in w.asked] + [one for k in owner.kernels for one in k.asked]
     asked += overwrite.single(site.kernel, trace.program_axes(site), site.launch.grid)
     checks = [*(text.check(*layout) for layout in layouts), *text.asked(list(dict.fromkeys(asked)))]
-    for offer in () if plan.fused is not None and plan.saved else plan.offers:
-        tuning.offer(draft.configs, offer)
-    _offer_for_products(draft, plan)
-    _offer_for_data(draft, plan)
+    _offer(draft, plan)
     part = Part(accumulated, list(dict.fromkeys(checks)), rows=plan.rows)
     text.saving |= {kept.buffer: kept for kept in plan.saved}
     text.saved |= dict.fromkeys(text.saving)
@@ -570,6 +567,14 @@ def _tiles_apart(plan: Scheduled, text: FunctionText) -> TilesApart | None:
         if isinstance(of_all, block_sizes.Grid | block_sizes.Queued)
         else None
     )
+
+
+def _offer(draft: Draft, plan: Scheduled) -> None:
+    """Add what a tuner may ask of the passes."""
+    for offer in () if plan.fused is not None and plan.saved else plan.offers:
+        tuning.offer(draft.configs, offer)
+    _offer_for_products(draft, plan)
+    _offer_for_data(draft, plan)
 
 
 def _offer_for_products(draft: Draft, plan: Scheduled) -> None:

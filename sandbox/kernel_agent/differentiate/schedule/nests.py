@@ -103,7 +103,7 @@ class Nest:
             self.regions[region] = g.here if gone else self._region(region, part)
 
     def steps(self, v: Node, first: bool) -> tuple[Node, Node, Node]:
-        """The bounds of the loop over a variable of programs, and its step; `first`: outside of the others."""
+        """The bounds of the loop over a variable of programs, and its step; `first`: outside of others."""
         start, end = self.g.const(0), self.owner.count(v)
         if first and self.splits is not None:
             return self.splits, end, self.g.intern("npid", (), self.splits.attrs, "int32", ())

@@ -221,8 +221,8 @@ def _stages(g: Graph, loop: For, effects: list) -> str:
 
 
 def bytes_text(g: Graph, blocks: Iterable[tuple[tuple, int]]) -> str:
-    """How many bytes blocks have together, for a kernel: of shapes, with the bytes for an element. Empty where
-    a size is computed, or there are none."""
+    """How many bytes blocks have together, for a kernel: of shapes, with the bytes for an element. Empty
+    where a size is computed, or there are none."""
     bytes_of: Counter[str] = Counter()
     for shape, each in blocks:
         sizes = [dim for dim in shape if not g.is_one(dim)]

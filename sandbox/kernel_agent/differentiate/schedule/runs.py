@@ -44,7 +44,7 @@ _CHANGING = words("phi iv loopout ifout random dot reduce scan combine fold call
 
 @dataclass(frozen=True)
 class Run:
-    """The variable of programs that numbers entries, and what each loads of those that an address hangs on."""
+    """The variable of programs that numbers entries, and what each loads that an address hangs on."""
 
     number: Node
     indices: tuple[Node, ...]
@@ -56,7 +56,7 @@ class Run:
 
 
 def part(owner: Owner, write: GradWrite, loops: tuple[For, ...]) -> Part | None:
-    """A write of a product at an address that programs along one axis load an index of; None if it is none."""
+    """A write of a product where an index says that programs along one axis load; None if it is none."""
     table, programs = owner.programs.table, owner.programs
     regions = [region for region in write.region.chain() if region.kind != "top"][::-1]
     inside = list(reachable([write.offset], lambda n: [] if n.op == "load" or n in table else n.args))
