@@ -143,12 +143,35 @@ REFUSED = {
         ("y_mask = (m", "y_mask = on & (m"),
     ),
     "a store under a condition": ((STORE, f"if end > 3:\n        {STORE}"),),
-    "two outputs": ((STORE, f"{STORE}\n    {STORE.replace('y_ptr', 'z_ptr')}"), ("return y", "return y, z")),
+    "an output of other rows": (
+        (STORE, f"{STORE}\n    {STORE.replace('y_ptr', 'z_ptr').replace('m[:, None] * N', 'm[:, None] // 2 * N')}"),
+        ("return y", "return y, z"),
+    ),
+    "steps that differ between programs": (
+        (STORE, "for part in range(tl.load(table_ptr + 2 * tl.program_id(0)) + 1):\n        "
+         + STORE.replace("n[None, :],", "n[None, :] + part * M * N,")),
+        ("y = torch.empty((M, N)", "y = torch.zeros((9 * M, N)"),
+    ),
     "a sum in place of a store": (
         (STORE, STORE.replace("tl.store", "tl.atomic_add").replace("acc.to(y_ptr.dtype.element_ty)", "acc")),
         ("y = torch.empty", "y = torch.zeros"),
     ),
 }  # fmt: skip
+
+
+def test_each_output_keeps_rows_apart(changed):
+    """In a loop, too, whose steps all programs make; some output may have no columns."""
+    file = changed(
+        (STORE, f"{STORE}\n    for part in range(P):\n        "
+         + STORE.replace("y_ptr +", "z_ptr + part * M * N +").replace("acc", "(acc * (part + 1))")),
+        ("M, N, K, BLOCK_M: tl.constexpr", "M, N, K, P, BLOCK_M: tl.constexpr"),
+        ("M, N, K, BLOCK_M=16", "M, N, K, P, BLOCK_M=16"),
+        ("z = torch.empty((M, N)", "P = N % 3\n    z = torch.empty((P, M, N)"),
+        ("return y", "return y, z"),
+    )  # fmt: skip
+    result = draft(file, DIMS, config=OFFER)
+    assert "atomic" not in rows_kernel(result["backward"])
+    assert_right(file, result, CASES)
 
 
 @pytest.mark.parametrize("edits", REFUSED.values(), ids=REFUSED)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ..ir.nodes import Node, Store, nodes_in, walk
+from ..ir.nodes import Node, Region, Store, nodes_in, walk
 from ..ir.rewriter import Rewriter
 from ..ir.values import Kernel
 from .affine import Affine, Group, Var, nonzero
@@ -44,33 +44,42 @@ class _Row:
 
 
 def find(kernel: Kernel, affine: Affine, tiles: Rewriter, offset: Node, mask: Node | None) -> Stored | None:
-    """Rows of an address that the one store of a kernel keeps apart. `tiles`: values in terms of variables of
-    programs, as those of `offset` and `mask` are."""
+    """Rows of an address that the stores of a kernel keep apart: all of them, as some may store nothing, and
+    have no upstream then. `tiles`: values in terms of variables of programs, as those of `offset` and `mask`
+    are."""
     stores = [e for e in walk(kernel.effects) if isinstance(e, Store) and e.value.active]
     groups = affine.groups(offset) or []
     row = _row(affine, groups)
-    if row is None or len(stores) != 1:
-        return None
-    (store,) = stores
-    if store.kind != "store" or store.base.op != "param" or store.region is not kernel.graph.top:
-        return None
-    at, where = tiles.node(store.offset), None if store.mask is None else tiles.node(store.mask)
-    columns = affine.groups(at) or []
-    stored = _row(affine, columns)
-    if stored is None or stored.terms() != row.terms():
-        return None
-    columns = [group for group in columns if group is not stored.group]
-    if not all(_is_column(var, stored) for group in columns for var, _ in group.terms):
+    if row is None or not stores:
         return None
     asked = {_signature(affine, *one) for one in conjuncts(mask, len(offset.shape))}
-    for condition in _of_rows(affine, where, len(at.shape), stored):
-        if condition not in asked:
-            return None
+    if not all(_keeps_apart(affine, tiles, store, row, asked) for store in stores):
+        return None
     variables = [affine.variable(program, ()) for program in row.programs]
     variables += [Var("lane", (axis,)) for axis in row.axes]
     one = Var("row", tuple(sorted(row.terms())))
     kept = [Group(group.coefficient, [(one, (1, ()))]) if group is row.group else group for group in groups]
-    return Stored(kept, [Group((1, ()), [(var, (1, ()))]) for var in variables], store)
+    return Stored(kept, [Group((1, ()), [(var, (1, ()))]) for var in variables], stores[0])
+
+
+def _keeps_apart(affine: Affine, tiles: Rewriter, store: Store, row: _Row, asked: set[tuple]) -> bool:
+    """Whether a store has rows under conditions that are `asked`, at columns that all programs have."""
+    regions = [region for region in store.region.chain() if region.kind != "top"]
+    if store.kind != "store" or store.base.op != "param" or not all(_same(affine, r) for r in regions):
+        return False
+    at, where = tiles.node(store.offset), None if store.mask is None else tiles.node(store.mask)
+    columns = affine.groups(at) or []
+    stored = _row(affine, columns)
+    if stored is None or stored.terms() != row.terms():
+        return False
+    others = [var for group in columns if group is not stored.group for var, _ in group.terms]
+    conditions = _of_rows(affine, where, len(at.shape), stored)
+    return all(_is_column(affine, var, stored) for var in others) and asked.issuperset(conditions)
+
+
+def _same(affine: Affine, region: Region) -> bool:
+    """Whether all programs make the same steps of a loop."""
+    return region.bounds is not None and all(map(affine.uniform, region.bounds))
 
 
 def _row(affine: Affine, groups: list[Group]) -> _Row | None:
@@ -102,8 +111,10 @@ def _called(var: Var) -> tuple[str, int]:
     return var.kind, -1 if var.node is None else var.node.id
 
 
-def _is_column(var: Var, row: _Row) -> bool:
+def _is_column(affine: Affine, var: Var, row: _Row) -> bool:
     """Whether a variable is the same for all programs and lanes that may have one row."""
+    if var.kind == "trip" and var.region is not None:
+        return _same(affine, var.region)
     if var.kind == "lane":
         return var.key[0] not in row.axes
     return var.kind == "vpid" and var.node not in row.programs
@@ -113,7 +124,7 @@ def _of_rows(affine: Affine, mask: Node | None, rank: int, row: _Row) -> Iterato
     """The conditions of a store that not all programs and lanes of one column share."""
     for node, axes in conjuncts(mask, rank):
         variables = _variables(affine, node, axes)
-        if variables is None or not all(_is_column(var, row) for var in variables):
+        if variables is None or not all(_is_column(affine, var, row) for var in variables):
             yield _signature(affine, node, axes)
 
 
