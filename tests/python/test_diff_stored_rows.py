@@ -159,6 +159,22 @@ REFUSED = {
 }  # fmt: skip
 
 
+def test_a_program_with_whole_rows_stores_them_itself(changed):
+    """Where an address tells all programs and steps, no kernel of its own is needed."""
+    file = changed(
+        ("n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)", "n = tl.arange(0, BLOCK)"),
+        ("(table.shape[0], triton.cdiv(N, 32))", "(table.shape[0],)"),
+    )
+    dims = {"sizes": [7, 0, 40, 1], "N": 20, "K": 33}
+    result = draft(file, dims, config=OFFER)
+    assert "tl.store(d_x_ptr" in result["backward"].split("def tiles_kernel_bwd(")[1].split("\n\n\n")[0]
+    assert OWNER not in result["backward"] and result["report"]["atomics"] == 1
+    said = result["backward"].replace("\n    #   ", " ")
+    assert "one program owns each element of d_x, whose rows are apart as those of" in said
+    assert "tl.store(d_x_ptr" not in draft(file, dims)["backward"]
+    assert_right(file, result, [(dims, "normal"), ({"sizes": [16, 5], "N": 32, "K": 64}, "expanded")])
+
+
 def test_each_output_keeps_rows_apart(changed):
     """In a loop, too, whose steps all programs make; some output may have no columns."""
     file = changed(

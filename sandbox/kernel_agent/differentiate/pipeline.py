@@ -731,7 +731,7 @@ def _scheduled(site: trace.Site, name: str, asked: Asked, known: list[LineReport
     if asked.schedule != "atomic":
         folded.run(reverse)
     axes = trace.program_axes(site)
-    gradient_writes.prove(reverse, axes, site.launch.grid)
+    gradient_writes.prove(reverse, axes, site.launch.grid, asked.disjoint and asked.schedule != "atomic")
     gradient_writes.mark(reverse)
     own = site.blocks if asked.apart and isinstance(site.blocks, block_sizes.Grid) else None
     owner = Owner(

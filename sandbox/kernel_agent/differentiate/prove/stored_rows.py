@@ -13,10 +13,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ..ir.nodes import Node, Region, Store, nodes_in, walk
+from ..ir.nodes import For, Node, Region, Store, nodes_in, walk
 from ..ir.rewriter import Rewriter
 from ..ir.values import Kernel
 from .affine import Affine, Group, Var, nonzero
+from .disjoint import Proof, determined, layouts_of, overlaps, shared_lanes
 from .masks import conjuncts
 
 
@@ -36,6 +37,7 @@ class _Row:
 
     group: Group
     axes: frozenset[int]
+    kind: str  # of numbers of programs
     programs: frozenset[Node]
 
     def terms(self) -> frozenset:
@@ -43,13 +45,46 @@ class _Row:
         return frozenset((_called(var), multiplier) for var, multiplier in self.group.terms)
 
 
-def find(kernel: Kernel, affine: Affine, tiles: Rewriter, offset: Node, mask: Node | None) -> Stored | None:
+def disjoint(
+    kernel: Kernel,
+    offset: Node,
+    mask: Node | None,
+    loops: tuple[For, ...],
+    axes: list[int],
+    grid: tuple[int, ...],
+) -> tuple[Proof, Store] | None:
+    """A proof like `disjoint.disjoint`'s of an address that has such rows, and the store that it rests on."""
+    g, affine = kernel.graph, Affine(kernel.graph)
+    found = find(kernel, affine, Rewriter(g, lambda node: None), offset, mask, "pid")
+    if found is None:
+        return None
+    every = found.groups + found.behind
+    known = determined(affine, every)
+    wanted = {("pid", (axis,)) for axis in axes} | {("trip", (id(loop.region),)) for loop in loops}
+    if not wanted <= known or not all(group.solved for group in every):
+        return None
+    layouts = layouts_of(affine, g, found.groups, mask, len(offset.shape))
+    if shared_lanes(g, every, offset, known) or layouts is None:
+        return None
+    if any(overlaps(g, layout, grid) for layout in layouts):
+        return None
+    return Proof("rows of stores", layouts), found.store
+
+
+def find(
+    kernel: Kernel,
+    affine: Affine,
+    tiles: Rewriter,
+    offset: Node,
+    mask: Node | None,
+    programs: str = "vpid",
+) -> Stored | None:
     """Rows of an address that the stores of a kernel keep apart: all of them, as some may store nothing, and
-    have no upstream then. `tiles`: values in terms of variables of programs, as those of `offset` and `mask`
-    are."""
+    have no upstream then. `tiles`: values in terms of variables of `programs`, as those of `offset` and
+    `mask` are."""
     stores = [e for e in walk(kernel.effects) if isinstance(e, Store) and e.value.active]
     groups = affine.groups(offset) or []
-    row = _row(affine, groups)
+    row = _row(affine, groups, programs)
     if row is None or not stores:
         return None
     asked = {_signature(affine, *one) for one in conjuncts(mask, len(offset.shape))}
@@ -69,7 +104,7 @@ def _keeps_apart(affine: Affine, tiles: Rewriter, store: Store, row: _Row, asked
         return False
     at, where = tiles.node(store.offset), None if store.mask is None else tiles.node(store.mask)
     columns = affine.groups(at) or []
-    stored = _row(affine, columns)
+    stored = _row(affine, columns, row.kind)
     if stored is None or stored.terms() != row.terms():
         return False
     others = [var for group in columns if group is not stored.group for var, _ in group.terms]
@@ -82,7 +117,7 @@ def _same(affine: Affine, region: Region) -> bool:
     return region.bounds is not None and all(map(affine.uniform, region.bounds))
 
 
-def _row(affine: Affine, groups: list[Group]) -> _Row | None:
+def _row(affine: Affine, groups: list[Group], programs: str) -> _Row | None:
     """The one dimension that data tells, if programs and the lanes of one axis alone do beside it."""
     found = [group for group in groups if any(var.kind == "opaque" for var, _ in group.terms)]
     if len(found) != 1:
@@ -91,9 +126,13 @@ def _row(affine: Affine, groups: list[Group]) -> _Row | None:
     nodes = [var.node for var, _ in group.terms if var.node is not None]
     inside = list(nodes_in(nodes))
     axes = frozenset(axis for var, _ in group.terms for axis in _axes(affine, var))
-    if len(nodes) < len(group.terms) or len(axes) > 1 or any(n.op == "pid" for n in inside):
+    if (
+        len(nodes) < len(group.terms)
+        or len(axes) > 1
+        or any(n.op == "pid" for n in inside if programs != "pid")
+    ):
         return None
-    return _Row(group, axes, frozenset(n for n in inside if n.op == "vpid"))
+    return _Row(group, axes, programs, frozenset(n for n in inside if n.op == programs))
 
 
 def _axes(affine: Affine, var: Var) -> Iterator[int]:
@@ -117,7 +156,7 @@ def _is_column(affine: Affine, var: Var, row: _Row) -> bool:
         return _same(affine, var.region)
     if var.kind == "lane":
         return var.key[0] not in row.axes
-    return var.kind == "vpid" and var.node not in row.programs
+    return var.kind == row.kind and var.node not in row.programs
 
 
 def _of_rows(affine: Affine, mask: Node | None, rank: int, row: _Row) -> Iterator[tuple]:
@@ -151,3 +190,11 @@ def _signature(affine: Affine, node: Node, axes: tuple[int, ...]) -> tuple:
         for variables, coefficients in form.items()
     }
     return (node.attrs["cmp"], frozenset(terms))
+
+
+def said(store: Store | None) -> str:
+    """What is said of a gradient whose rows stores keep apart."""
+    if store is None:
+        return ""
+    name = store.base.attrs["name"]
+    return f", whose rows are apart as those of the stores of line {store.line} to `{name}` are"

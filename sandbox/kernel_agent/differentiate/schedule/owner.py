@@ -501,7 +501,7 @@ class Owner:
             reason = f"owned tiles: {'partial sums of ' if split else ''}one program a tile"
             proof = "affine nest" if turned is None else turned.what
             proof = proof if self.walk is None else "every tile once"
-            reason += _as_stored(plan.parts[0].stored)
+            reason += stored_rows.said(plan.parts[0].stored)
             d = adjoint_name(plan.base.attrs["name"])
             self.reverse.say(write.line, "owner", proof, f"{d}: {reason}")
         for one in made.operands:
@@ -698,14 +698,6 @@ class Plan:
     absolute: bool
     key: tuple
     dots: bool
-
-
-def _as_stored(store: Store | None) -> str:
-    """What is said of rows that stores keep apart."""
-    if store is None:
-        return ""
-    name = store.base.attrs["name"]
-    return f", whose rows are apart as those of the stores of line {store.line} to `{name}` are"
 
 
 def _name(var: Var) -> str:
