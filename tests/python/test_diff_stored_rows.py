@@ -175,6 +175,21 @@ def test_a_program_with_whole_rows_stores_them_itself(changed):
     assert_right(file, result, [(dims, "normal"), ({"sizes": [16, 5], "N": 32, "K": 64}, "expanded")])
 
 
+def test_rows_that_are_read_twice_are_not_stored_twice(changed):
+    file = changed(
+        ("n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)", "n = tl.arange(0, BLOCK)"),
+        ("(table.shape[0], triton.cdiv(N, 32))", "(table.shape[0],)"),
+        (
+            "    y_mask = (m",
+            "    acc += tl.load(x_ptr + m * K, mask=m < end, other=0.0)[:, None]\n    y_mask = (m",
+        ),
+    )
+    dims = {"sizes": [7, 0, 40, 1], "N": 20, "K": 33}
+    result = draft(file, dims, config=OFFER)
+    assert not any("could not be written" in line["reason"] for line in result["report"]["lines"])
+    assert_right(file, result, [(dims, "normal")])
+
+
 def test_each_output_keeps_rows_apart(changed):
     """In a loop, too, whose steps all programs make; some output may have no columns."""
     file = changed(
