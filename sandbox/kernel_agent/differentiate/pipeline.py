@@ -90,12 +90,14 @@ from .write.steps import (
 
 PROGRAMS = 256  # that keep private sums, in all: about two on each multiprocessor
 SPLITS = 128  # programs that share the outermost sum of a gradient with few tiles
+RUNS = (512, 2048)  # programs that walk the entries of a table, in all
+TABLE = 3  # tiles that are offered beside rows of a table
 FLAGS = 2  # of which each side of a launch may have kernels of its own
 TUNED_APART = "the forward's own choice is tuned apart"
 # Where gradients are summed over programs; a kernel that needs none of it has no alternatives.
 SCHEDULES = ("owner", "partials", "atomic")
 # Of a configuration, what asks the passes for something, by yes or no.
-KEYS = ("apart", "operands", "outputs", "saved", "exact", "walks")
+KEYS = ("apart", "operands", "outputs", "saved", "exact", "walks", "disjoint")
 # What is raised where an invariant of these passes does not hold for a kernel.
 BROKEN = (AssertionError, NotOwned, RecursionError)
 
@@ -107,12 +109,14 @@ class Asked:
     schedule: str
     splits: int = 0  # programs that share a sum of products; 0: it is shared where it is long
     shares: int = 0  # programs of a kernel that would have few, which share its loop; 0: they do not
+    runs: int = 0  # programs that walk entries of a table, those that name the same in turn; 0: none do
     apart: bool = False  # kernels of the backward have tiles of their own each, where the launch has others
     outputs: bool = False  # read back what took a sum, where an output holds it
     operands: bool = False  # those of products are computed once, where more than one program would
     saved: bool = False  # the forward saves numbers that took a sum, and what random numbers decide
     exact: bool = False  # nothing is read back that an output holds rounded
     walks: bool = False  # sums are in registers also where other gradients are added to at places of data
+    disjoint: bool = False  # rows that an output's stores keep apart are disjoint
     rows: bool = True  # what steps add to rows of a gradient is a product behind their loop
 
 
@@ -231,8 +235,8 @@ def _attempt(
     draft = Draft("", f"{fwd.stub_name}_autograd", schedule=schedule or "partials", longest=longest)
     draft.programs = int(config.get("programs", PROGRAMS))
     kept = {name: bool(config.get(name)) for name in KEYS}
-    splits, shares = (int(config.get(name, 0)) for name in ("splits", "shares"))
-    draft.asked = Asked(draft.schedule, splits, shares, **kept)
+    splits, shares, runs = (int(config.get(name, 0)) for name in ("splits", "shares", "runs"))
+    draft.asked = Asked(draft.schedule, splits, shares, runs, **kept)
     if not sites:
         message = "no launch writes anything that depends on an input"
         raise Refusal("stub", message, line=stub.lineno, file=fwd.path)
@@ -466,16 +470,14 @@ def _part(fwd: Forward, plan: Scheduled, text: FunctionText, kernels: dict[str, 
     behind = Why("table", "which tensor an address belongs to is read from a table")
     owner.refused.update({w.base: behind for w in found if w.base.op == "entry"})
     advise(reverse, found, owner.refused, draft.schedule == "atomic")
-    accumulated = _accumulated(found, site.kernel.inplace)
+    accumulated = _accumulated(found, site.kernel.inplace) | plan.added
     lines = site.home.lines
     layouts = [(l, _absent(w)) for w in found for l in w.layouts]
     layouts += [(l, k.bases[0] if k.optional else None) for k in owner.kernels for l in k.layouts]
     asked = [one for w in found for one in w.asked] + [one for k in owner.kernels for one in k.asked]
     asked += overwrite.single(site.kernel, trace.program_axes(site), site.launch.grid)
     checks = [*(text.check(*layout) for layout in layouts), *text.asked(list(dict.fromkeys(asked)))]
-    for offer in () if plan.fused is not None and plan.saved else plan.offers:
-        tuning.offer(draft.configs, offer)
-    _offer_for_products(draft, plan)
+    _offer(draft, plan)
     part = Part(accumulated, list(dict.fromkeys(checks)), rows=plan.rows)
     text.saving |= {kept.buffer: kept for kept in plan.saved}
     text.saved |= dict.fromkeys(text.saving)
@@ -525,7 +527,9 @@ def _part(fwd: Forward, plan: Scheduled, text: FunctionText, kernels: dict[str, 
     for made in owner.kernels:
         steps = _operand_steps(text, made, emit, notes)
         emitted = emit(made.name, made.effects, [*([] if steps else notes), *made.notes])
-        steps.append(owner_step(text, part, emitted, made, owner, draft.asked.splits or SPLITS))
+        steps.append(
+            owner_step(text, part, emitted, made, owner, draft.asked.splits or SPLITS, draft.asked.runs)
+        )
         if apart is not None:
             steps[0].setup[:0] = apart.before(made)
         part.steps += steps
@@ -565,6 +569,14 @@ def _tiles_apart(plan: Scheduled, text: FunctionText) -> TilesApart | None:
     )
 
 
+def _offer(draft: Draft, plan: Scheduled) -> None:
+    """Add what a tuner may ask of the passes."""
+    for offer in () if plan.fused is not None and plan.saved else plan.offers:
+        tuning.offer(draft.configs, offer)
+    _offer_for_products(draft, plan)
+    _offer_for_data(draft, plan)
+
+
 def _offer_for_products(draft: Draft, plan: Scheduled) -> None:
     """Beside tiles of each kernel's own, or alone: operands that are computed once; and tiles that the
     forward saves."""
@@ -592,6 +604,24 @@ def _offer_for_products(draft: Draft, plan: Scheduled) -> None:
     tuning.offer(draft.configs, {**wide, "saved": 1})
     if saving.could_prepare:
         tuning.offer(draft.configs, {**wide, "saved": 1, "operands": 1})
+
+
+def _offer_for_data(draft: Draft, plan: Scheduled) -> None:
+    """What gives owners to gradients at places that data says, or few atomic adds."""
+    asked, owner = draft.asked, plan.owner
+    found: list[dict[str, Any]] = [{"runs": n} for n in RUNS] if owner.could_run else [{}]
+    if owner.could_own:
+        found = [{"disjoint": 1, **config} for config in found]
+    if draft.schedule == "atomic" or asked.disjoint or asked.runs or not found[0] or plan.site.again is None:
+        return
+    site = replace(plan.site, kernel=plan.site.again({}, None))
+    try:
+        other = _scheduled(site, "", replace(asked, disjoint=owner.could_own, runs=RUNS[0]), [])
+    except (Refusal, *BROKEN):
+        return
+    if other.totals.kept < plan.totals.kept or other.added:
+        for config in reversed(own_tiles.of_table(plan.site, found[0])[:TABLE] + found):
+            tuning.offer(draft.configs, config)
 
 
 def _written(plan: Scheduled, text: FunctionText) -> dict[str, str]:
@@ -664,6 +694,11 @@ class Scheduled:
         return main + self.after + [effect for made in self.owner.kernels for effect in made.effects]
 
     @property
+    def added(self) -> set[str]:
+        """The gradients that owner kernels add to atomically."""
+        return {base for made in self.owner.kernels if made.entries is not None for base in made.bases}
+
+    @property
     def writes(self) -> list[GradWrite]:
         """Those of the main kernel and of what follows it."""
         return writes(self.reverse.effects) + writes(self.after)
@@ -696,10 +731,20 @@ def _scheduled(site: trace.Site, name: str, asked: Asked, known: list[LineReport
     if asked.schedule != "atomic":
         folded.run(reverse)
     axes = trace.program_axes(site)
-    gradient_writes.prove(reverse, axes, site.launch.grid)
+    gradient_writes.prove(reverse, axes, site.launch.grid, asked.disjoint and asked.schedule != "atomic")
     gradient_writes.mark(reverse)
     own = site.blocks if asked.apart and isinstance(site.blocks, block_sizes.Grid) else None
-    owner = Owner(reverse, axes, name, site.launch.grid, asked.splits > 0, own=own, operands=asked.operands)
+    owner = Owner(
+        reverse,
+        axes,
+        name,
+        site.launch.grid,
+        asked.splits > 0,
+        own=own,
+        operands=asked.operands,
+        stored=asked.disjoint,
+        runs=asked.runs > 0,
+    )
     offers += [{"walks": 1}] * (asked.schedule == "partials" and partials.beside_data(reverse, axes))
     fused = partials.fuse(reverse, axes, asked.walks) if asked.schedule == "partials" else None
     after: list = []
@@ -729,7 +774,7 @@ def _scheduled(site: trace.Site, name: str, asked: Asked, known: list[LineReport
         plan.offers += _shares(reverse, site)
     if alone and asked.shares:
         plan.shared = shared_loops.find(reverse, site.launch.grid)
-    totals.kept = sum(w.kind == "atomic_add" for w in plan.writes)
+    totals.kept = sum(w.kind == "atomic_add" for w in plan.writes) + len(plan.added)
     totals.tape = sum(forward_values.size(b, site) for b in taped.buffers)
     if plan.fused is not None and not kept and not asked.saved:
         other = _scheduled(site, name, replace(asked, saved=True), known)

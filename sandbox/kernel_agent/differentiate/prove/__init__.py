@@ -8,6 +8,7 @@ there is none.
     disjoint   no two programs, iterations or lanes reach one address
     cover      how many elements a write reaches
     overwrite  the forward's own stores do not meet
+    stored_rows  rows that data tells, and that the stores of an output keep apart
     positions  which positions of lanes and programs, and digits of them, an address adds up
     blocks     which values hang on no block size
     beyond     whether rows that do not exist are alike

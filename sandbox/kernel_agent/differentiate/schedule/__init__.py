@@ -32,5 +32,6 @@ is left.
     own_lanes        the same for blocks of lanes that have nothing to do with each other
     handed_on        gradients that are another tensor: nobody writes them
     scattered        sums at few places are cleared and rounded alone
+    runs             sums for what a table tells, of entries that name the same
     tuning           what a tuner may vary
 """

@@ -9,6 +9,7 @@ from ..ir.names import adjoint_name
 from ..ir.nodes import For, GradWrite, If, Node, Region, Store, bodies, nodes_in, placed, reachable, walk
 from ..ir.transplant import Graft
 from ..ir.values import is_static
+from ..prove import stored_rows
 from ..prove.affine import Affine
 from ..prove.apart import apart
 from ..prove.cover import reached
@@ -60,8 +61,9 @@ def depends(node: Node, wanted: set[Node]) -> bool:
     return any(item in wanted for item in reachable([node], children))
 
 
-def prove(reverse: Reverse, axes: list[int], grid: tuple[int, ...]) -> None:
-    """Decide store or atomic add for every write, and say why."""
+def prove(reverse: Reverse, axes: list[int], grid: tuple[int, ...], stored: bool = False) -> None:
+    """Decide store or atomic add for every write, and say why. `stored`: take rows to be disjoint that
+    outputs' stores keep apart."""
     found = list(placed(reverse.effects, GradWrite))
     g = reverse.kernel.graph
     replaced = {(s.base, s.offset, s.mask) for s in walk(reverse.kernel.effects) if isinstance(s, Store)}
@@ -77,6 +79,11 @@ def prove(reverse: Reverse, axes: list[int], grid: tuple[int, ...]) -> None:
         proof = next((found for found in pairs if isinstance(found, str)), None) or disjoint(
             g, write.offset, write.mask, loops, axes, entry, grid, write.region
         )
+        by_rows = None
+        if stored and isinstance(proof, str) and not others and entry is None:
+            by_rows = stored_rows.disjoint(reverse.kernel, write.offset, write.mask, loops, axes, grid)
+        if by_rows is not None:
+            proof = by_rows[0]
         if isinstance(proof, Proof):
             for pair in pairs:
                 assert isinstance(pair, Proof)
@@ -86,6 +93,7 @@ def prove(reverse: Reverse, axes: list[int], grid: tuple[int, ...]) -> None:
             if name in reverse.kernel.inplace and (write.base, write.offset, write.mask) not in replaced:
                 write.kind = "add"  # what is only read there keeps its upstream
             owned = f"one program owns each element of {adjoint_name(name)}"
+            owned += stored_rows.said(None if by_rows is None else by_rows[1])
             reverse.say(write.line, "store", proof.text, owned)
         else:
             write.proof = proof

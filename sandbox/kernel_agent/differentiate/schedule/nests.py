@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ..ir.nodes import Carry, For, GradWrite, Node, Region, nodes_in
+from ..ir.nodes import Carry, For, GradWrite, Node, Region, Store, nodes_in
 from ..ir.rewriter import Rewriter
 from ..ir.simplify import is_zero
 from ..ir.values import is_static, loop_out, takes_loop
@@ -22,6 +22,7 @@ from .windows import Turned
 
 if TYPE_CHECKING:
     from .owner import Owner
+    from .runs import Run
 
 
 @dataclass(eq=False)
@@ -38,6 +39,8 @@ class Part:
     virtual: tuple[Node, ...] = ()  # all its program variables
     turned: Turned | None = None  # how its window was turned around
     asked: list[packed.Asked] = field(default_factory=list)  # of tensors
+    stored: Store | None = None  # of an output, which keeps its rows apart
+    run: Run | None = None  # of entries that its programs walk
 
 
 class Nest:
@@ -60,12 +63,16 @@ class Nest:
         self.actual: dict[Node, Node] = {}  # of its programs
         self.memo: dict[Node, Node] = {}
         self.levels: list[tuple[str, Region]] = []
-        self.flat = False
+        self.flat: Region | None = None  # where all that is made stands
         self.fixed: dict[Region, Region] = {}  # branches that move outside
         self.certain: set[Region] = set()  # loops that every program left in the window reaches
         self._enter()
-        # Of each write, what the grid determines: the address that the tile's owner stores to, and its mask.
-        self.addresses = [(self.at_top(p.write.offset), self.store_mask(p.write)) for p in parts]
+        self.addresses = self.all_addresses()
+
+    def all_addresses(self) -> list[tuple[Node, Node | None]]:
+        """Of each write, what the grid determines: the address that the tile's owner stores to, and its
+        mask."""
+        return [(self.at_top(p.write.offset), self.store_mask(p.write)) for p in self.parts]
 
     def totals(self) -> list[Node]:
         zeros = [self.g.zeros(p.write.value.shape, p.write.value.dtype) for p in self.parts]
@@ -74,7 +81,7 @@ class Nest:
 
     def _enter(self) -> None:
         """Make the new regions, outermost first."""
-        g, owner, part = self.g, self.owner, self.parts[0]
+        g, part = self.g, self.parts[0]
         g.here = g.top
         first = True
         for region in part.path:  # what is known when the kernel is compiled is asked outside all loops
@@ -83,12 +90,7 @@ class Nest:
                 self.levels.append(("branch", g.here))
         self.actual = {v: self.own[v] for v in part.virtual if v in part.own}
         for v in (v for v in part.virtual if v not in part.own):
-            start, end, step = g.const(0), owner.count(v), g.one
-            if first and self.splits is not None:
-                start, step = self.splits, g.intern("npid", (), self.splits.attrs, "int32", ())
-            else:
-                start, end = self._window(v, start, end)
-            region = g.loop_region(start, end, step, "range", part.write.line)
+            region = g.loop_region(*self.steps(v, first), "range", part.write.line)
             region.iv.hint = region.iv.hint or v.hint  # type: ignore[union-attr]
             self.actual[v] = region.iv  # type: ignore[assignment]
             self.levels.append(("loop", region))
@@ -99,6 +101,13 @@ class Nest:
             g.here = self.regions[region.parent]  # type: ignore[index]
             gone = region in self.fixed or (part.turned is not None and region in part.turned.gone)
             self.regions[region] = g.here if gone else self._region(region, part)
+
+    def steps(self, v: Node, first: bool) -> tuple[Node, Node, Node]:
+        """The bounds of the loop over a variable of programs, and its step; `first`: outside of others."""
+        start, end = self.g.const(0), self.owner.count(v)
+        if first and self.splits is not None:
+            return self.splits, end, self.g.intern("npid", (), self.splits.attrs, "int32", ())
+        return *self._window(v, start, end), self.g.one
 
     def program(self, value: Node) -> Node:
         """A value of program variables, in terms of this kernel's ids and loops."""
@@ -214,11 +223,12 @@ class Nest:
                 result = self.g.both(result, self.at_top(mask))
         return result
 
-    def at_top(self, node: Node) -> Node:
-        """A value that depends on owned variables only, outside all loops and branches."""
-        self.memo, memo, self.flat = {}, self.memo, True
+    def at_top(self, node: Node, known: dict[Node, Node] | None = None, home: Region | None = None) -> Node:
+        """A value that depends on owned variables only, outside all loops and branches, or in `home`; `known`
+        has those that it depends on beside them."""
+        self.memo, memo, self.flat = dict(known or {}), self.memo, home or self.g.top
         new = self.node(node)
-        self.memo, self.flat = memo, False
+        self.memo, self.flat = memo, None
         return new
 
     def node(self, node: Node) -> Node:
@@ -229,8 +239,8 @@ class Nest:
         return self.memo[node]
 
     def _home(self, node: Node) -> Region:
-        if self.flat:
-            return self.g.top
+        if self.flat is not None:
+            return self.flat
         return next((self.regions[r] for r in node.home.chain() if r in self.regions), self.g.here)
 
     def _rebuilt(self, node: Node) -> Node:

@@ -55,6 +55,7 @@ class Tiles:
     summed: tuple[str, ...]
     axes: tuple[int, ...]
     uses: Uses = field(default_factory=Uses)  # names that the launch does not pass
+    table: bool = False  # whether data tells the rows, whose block stays as it is
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -62,7 +63,9 @@ class Tiles:
 
     def sizes(self, config: dict[str, Any], site: Site) -> Grid | None:
         """What a configuration names, where the traced call is one of these tiles. Those of the forward are
-        for all kernels alone."""
+        for all kernels alone. Beside rows of a table, tiles are for what owns gradients there."""
+        if self.table and not (config.get("disjoint") or config.get("runs")):
+            return None
         given = self.given(site)
         own = {name: int(config.get(name, value)) for name, value in given.items()}
         made = replace(self.grid(site), sizes=own)
@@ -131,7 +134,10 @@ def _found(site: Site, uses: Uses) -> Tiles | QueuedTiles | None:
     shared = {(axis, size.attrs["name"]) for size, axis in shared_out(nodes_in(nodes))}
     rows = dict(sorted(shared))
     summed = {n.attrs["name"] for n in nodes_in(nodes) if n.op == "constexpr" and _steps(n, nodes)}
-    if len(shared) != 2 or len(rows) != 2 or len(summed) > 1 or not table and set(rows) - set(axes):
+    told = len(shared) == len(summed) == 1 and not table and _told_by_data(stores)
+    if not told and (len(shared) != 2 or len(rows) != 2):
+        return None
+    if len(summed) > 1 or not table and set(rows) - set(axes):
         return None
     names = {*rows.values(), *summed}
     passed = {uses.of.get(n, n) for n in names}
@@ -141,9 +147,16 @@ def _found(site: Site, uses: Uses) -> Tiles | QueuedTiles | None:
     lengths = _proven(kernel, rows, names, written)
     if lengths is None or not are_given(site, {name for _, name in lengths}):
         return None
-    if any(count not in (None, length) for count, length in zip(counts, lengths, strict=True)):
+    if table and any(count not in (None, length) for count, length in zip(counts, lengths, strict=True)):
         return None
-    return Tiles(lengths, tuple(summed), axes if table else tuple(rows), uses)
+    return Tiles(lengths, tuple(summed), axes if table else tuple(rows), uses, told)
+
+
+def _told_by_data(stores: list[Store]) -> bool:
+    """Whether each program loads where the rows of its tile are."""
+    return bool(stores) and all(
+        any(n.op == "load" and not n.shape for n in nodes_in([s.offset])) for s in stores
+    )
 
 
 def _queued(site: Site, kernel: Kernel) -> QueuedTiles | None:
@@ -247,16 +260,9 @@ def _proven(
 def offers(site: Site) -> list[dict[str, Any]]:
     """Configurations for the tuner, the likeliest first; few beside those that an autotuner lists."""
     tiles = find(site)
-    if tiles is None:
+    if tiles is None or isinstance(tiles, Tiles) and tiles.table:
         return []
-    names = (*tiles.names, "num_warps", "num_stages")
-    every: list[dict[str, Any]] = []
-    for rows, columns, summed, *launched in OFFERED:
-        sizes = (rows, columns, *[summed] * (len(tiles.names) - 2), *launched)
-        config = dict(zip(names, sizes, strict=True))
-        agrees = all(config[name] == size for name, size in zip(names, sizes, strict=True))
-        if agrees and config not in every:
-            every.append(config)
+    every = _likely(tiles.names)
     found = [config for config in every if tiles.sizes(config, site)]
     if site.autotuned:
         del found[1:]
@@ -266,12 +272,34 @@ def offers(site: Site) -> list[dict[str, Any]]:
     return apart + [{**config, "apart": 0} for config in found]
 
 
+def of_table(site: Site, asked: dict[str, Any]) -> list[dict[str, Any]]:
+    """The same beside rows that a table tells, with what is `asked` for gradients there."""
+    tiles = find(site) if site.blocks is None else None
+    if not isinstance(tiles, Tiles) or not tiles.table or site.autotuned:
+        return []
+    every = [{**config, **asked} for config in _likely(tiles.names)]
+    return [config for config in every if tiles.sizes(config, site)]
+
+
+def _likely(blocks: tuple[str, ...]) -> list[dict[str, Any]]:
+    """Sizes for blocks, of which some may be one."""
+    names = (*blocks, "num_warps", "num_stages")
+    every: list[dict[str, Any]] = []
+    for rows, columns, summed, *launched in OFFERED:
+        sizes = (rows, columns, *[summed] * (len(blocks) - 2), *launched)
+        config = dict(zip(names, sizes, strict=True))
+        agrees = all(config[name] == size for name, size in zip(names, sizes, strict=True))
+        if agrees and config not in every:
+            every.append(config)
+    return every
+
+
 def of_all(site: Site) -> Grid | None:
     """The tiles that a launch has for all kernels of the backward, as they are, where it may have others."""
     if isinstance(site.blocks, Grid):
         return site.blocks
     tiles = find(site)
-    if not isinstance(tiles, Tiles):
+    if not isinstance(tiles, Tiles) or tiles.table:
         return None
     return tiles.grid(site)
 

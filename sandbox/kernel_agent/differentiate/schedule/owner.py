@@ -14,18 +14,18 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...errors import readable
 from ..ir.counts import longest
 from ..ir.names import adjoint_name, stem
-from ..ir.nodes import For, GradWrite, Node, Region, bodies, nodes_in, operands, placed, reachable
+from ..ir.nodes import For, GradWrite, Node, Region, Store, bodies, nodes_in, operands, placed, reachable
 from ..ir.report import Why
 from ..ir.rewriter import Rewriter
 from ..ir.simplify import is_number, is_zero
 from ..ir.values import is_static, takes_loop
-from ..prove import packed
+from ..prove import packed, stored_rows
 from ..prove.affine import Affine, Group, Var, upper
 from ..prove.cover import reached
 from ..prove.disjoint import asks_flags, close, determined, layouts_of, learn, overlaps
@@ -34,7 +34,7 @@ from ..prove.positions import NotTurned
 from ..read.block_sizes import Grid
 from ..reverse.sweep import Reverse
 from ..reverse.sweep import writes as every_write
-from . import sunk_sums, tile_queues
+from . import runs, sunk_sums, tile_queues
 from .gradient_writes import depends
 from .kept_values import Spills
 from .nests import Nest, Part
@@ -66,6 +66,7 @@ class OwnerKernel:
     ordered: dict[str, int | None] = field(default_factory=dict)  # tensors that bound groups, and their least
     notes: list[str] = field(default_factory=list)  # what stands above it
     operands: list[Operand] = field(default_factory=list)  # that kernels in front of it compute
+    entries: Node | None = None  # how many its programs walk, which add to its gradients atomically
 
 
 class Owner:
@@ -81,12 +82,17 @@ class Owner:
         walk: Walk | None = None,
         own: Grid | None = None,
         operands: bool = False,
+        stored: bool = False,
+        runs: bool = False,
     ) -> None:
         """`products`: split also the sums of products of blocks, for few tiles with long sums. `walk`: move
         the writes of its tiles, and no others. `own`: tiles that each kernel may have others than.
-        `operands`: compute those of products once, in front of it, where more than one program would."""
-        self.walk, self.prepares = walk, operands
+        `operands`: compute those of products once, in front of it, where more than one program would.
+        `stored`: take rows to be disjoint that an output's stores keep apart. `runs`: walk entries of a
+        table that name the same."""
+        self.walk, self.prepares, self.stored, self.runs = walk, operands, stored, runs
         self.could_prepare = False  # whether there are any such operands
+        self.could_own = self.could_run = False  # whether there are any such rows or entries
         axes = [axis for axis in axes if walk is None or axis != walk.axis]
         self.reverse, self.kernel, self.g = reverse, reverse.kernel, reverse.kernel.graph
         self.name, self.grid, self.products = name, grid, products
@@ -115,7 +121,10 @@ class Owner:
                 else:
                     groups.setdefault(plan.key, []).append(plan)
         for plans in groups.values():
-            self.build(plans)
+            if plans[0].parts[0].run is None:
+                self.build(plans)
+            else:
+                self.build_runs(plans)
         return self
 
     def refuse(self, base: Node, line: int | None, why: str) -> None:
@@ -148,6 +157,8 @@ class Owner:
         parts: list[Part] = []
         for write, loops in writes:
             part = self.part(write, loops)
+            if getattr(part, "kind", "") == "data" and len(writes) == 1:
+                part = self._of_run(write, loops) or part
             if isinstance(part, str):
                 return part
             parts.append(part)
@@ -165,8 +176,15 @@ class Owner:
             if part.own != first.own or [s for s, _ in part.trips] != [s for s, _ in first.trips]:
                 return Why("shared", "its writes own different tiles")
         paths = tuple((p.path, p.reduced) for p in parts)
-        key = (first.own, paths, tuple(s.id for s, _ in first.trips), dots, first.turned and id(first.turned))
+        steps, turned = tuple(s.id for s, _ in first.trips), first.turned and id(first.turned)
+        key = (first.own, paths, steps, dots, turned, first.run)
         return Plan(base, parts, len(parts) > 1, key, dots)
+
+    def _of_run(self, write: GradWrite, loops: tuple[For, ...]) -> Part | None:
+        """What walks entries of a table for a write, where that is asked for."""
+        found = runs.part(self, write, loops)
+        self.could_run |= found is not None
+        return found if self.runs else None
 
     def part(self, write: GradWrite, loops: tuple[For, ...]) -> Part | str:
         """What owns a write: a tile of its address as it is, or of the window that it is turned into."""
@@ -248,6 +266,8 @@ class Owner:
         # The owner stores whatever branches say, a sum of nothing too: what bounds rows has to be its mask.
         if found.asked and self.packed(affine, write, mask).terms() != {frozenset(g.terms) for g in groups}:
             return Why("data", "its mask alone, as its owner has it, does not bound its rows")
+        if found.stored is not None and not self._of_stored_rows(affine, replace(write, mask=mask)):
+            return Why("data", "its mask alone, as its owner has it, does not tell its rows apart")
         tile = self.tiles.node(write.offset)
         layouts = layouts_of(affine, self.g, groups, mask, len(tile.shape))
         if layouts is None:
@@ -260,7 +280,7 @@ class Owner:
             covers = reached(affine, self.g, groups, tile, mask)
             covers = turned.covers if covers is None and turned is not None else covers
         part = Part(write, tuple(regions), own, steps, reduced, layouts, covers, tuple(virtual), turned)
-        part.asked = found.asked
+        part.asked, part.stored = found.asked, found.stored
         return part
 
     def most(self, end: Node, data: bool = True) -> Node | None:
@@ -276,7 +296,8 @@ class Owner:
         named = [var.node for group in groups for var, _ in group.terms if var.node is not None]
         data = next((n for node in named for n in nodes_in([node]) if n.op == "load"), None)
         if data is not None:
-            return self._of_rows(affine, write, data)
+            of_rows = self._of_rows(affine, write, data)
+            return of_rows if isinstance(of_rows, Address) else self._of_stored_rows(affine, write) or of_rows
         known: set = set()
         for group in groups:
             if not affine.solve(group) or any(var.kind == "opaque" for var, _ in group.terms):
@@ -319,6 +340,22 @@ class Owner:
         for axis in (axis for axis in range(len(self.grid)) if self.walk is None or axis != self.walk.axis):
             packed.alone(plain, whole, set(), axis, self.grid)
         return Address(rows.groups, known, every, rows.asked)
+
+    def _of_stored_rows(self, affine: Affine, write: GradWrite) -> Address | None:
+        """The same of rows that the stores of an output keep apart, where that is asked for."""
+        mask = None if write.mask is None else self.tiles.node(write.mask)
+        offset = self.tiles.node(write.offset)
+        found = None
+        if self.walk is None:
+            found = stored_rows.find(self.kernel, affine, self.tiles, offset, mask)
+        self.could_own |= found is not None
+        if found is None or not self.stored:
+            return None
+        every = found.groups + found.behind
+        known = determined(affine, every)
+        close(affine, known, every)
+        solved = all(group.solved for group in every)
+        return Address(found.groups, known, every, stored=found.store) if solved else None
 
     def computable(self, write: GradWrite) -> bool:
         """Whether another kernel can have what a write needs: no carries, loops only behind whole values."""
@@ -373,11 +410,35 @@ class Owner:
 
     # the kernel
 
-    def build(self, plans: list[Plan]) -> None:
-        g, first = self.g, plans[0]
+    def _label(self, plans: list[Plan]) -> str:
+        """What a kernel is called by."""
         label = "_".join(p.base.attrs["name"].removesuffix("_ptr").lower() for p in plans)
         while any(made.name == f"{self.name}_{label}" for made in self.kernels):  # of w beside W
             label += "_"
+        return label
+
+    def build_runs(self, plans: list[Plan]) -> None:
+        """A kernel whose programs walk entries of a table."""
+        label, part = self._label(plans), plans[0].parts[0]
+        sizes = [self._trips(plans[0], i) for i in range(len(part.trips))]
+        own, grid, share = self._grid(label, part, sizes, True, False)
+        operands = Operands(self.g, f"{self.name}_{label}", grid, self.in_kernel, False)
+        nest = runs.RunNest(self, [plan.parts[0] for plan in plans], own, False, share, operands)
+        nest.totals()
+        made = OwnerKernel(f"{self.name}_{label}", nest.effects, grid, [p.base.attrs["name"] for p in plans])
+        made.entries = nest.run.number.attrs["count"]
+        names, index = ", ".join(map(adjoint_name, made.bases)), nest.run.called
+        made.notes = [f"one program sums a tile of {names} over a run of entries, until {index} changes"]
+        for plan in plans:
+            self._remove(plan)
+            reason = f"summed over entries that follow each other, added atomically where {index} changes"
+            d = adjoint_name(plan.base.attrs["name"])
+            self.reverse.say(plan.parts[0].write.line, "owner", "any order of entries", f"{d}: {reason}")
+        self.kernels.append(made)
+
+    def build(self, plans: list[Plan]) -> None:
+        g, first = self.g, plans[0]
+        label = self._label(plans)
         virtual, turned = first.parts[0].virtual, first.parts[0].turned
         shared = next((v for v in virtual if v not in first.parts[0].own), None)
         trips = first.parts[0].trips
@@ -440,6 +501,7 @@ class Owner:
             reason = f"owned tiles: {'partial sums of ' if split else ''}one program a tile"
             proof = "affine nest" if turned is None else turned.what
             proof = proof if self.walk is None else "every tile once"
+            reason += stored_rows.said(plan.parts[0].stored)
             d = adjoint_name(plan.base.attrs["name"])
             self.reverse.say(write.line, "owner", proof, f"{d}: {reason}")
         for one in made.operands:
@@ -626,6 +688,7 @@ class Address:
     known: set
     every: list[Group]
     asked: list[packed.Asked] = field(default_factory=list)
+    stored: Store | None = None  # whose rows it has
 
 
 @dataclass

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..ir.graph import Graph
@@ -214,16 +215,23 @@ def _stages(g: Graph, loop: For, effects: list) -> str:
     """How many turns ahead the blocks are loaded, where the walk is the only loop and has few of them."""
     if any(isinstance(effect, For) and effect is not loop for effect in walk(effects)):
         return ""
+    loads = {n for n in nodes_in(effects) if n.op == "load" and n.home.inside(loop.region)}
+    held = bytes_text(g, ((load.shape, AHEAD * 4) for load in loads))
+    return f"{AHEAD} if {held} <= {SHARED} else 1" if held else ""
+
+
+def bytes_text(g: Graph, blocks: Iterable[tuple[tuple, int]]) -> str:
+    """How many bytes blocks have together, for a kernel: of shapes, with the bytes for an element. Empty
+    where a size is computed, or there are none."""
     bytes_of: Counter[str] = Counter()
-    for load in {n for n in nodes_in(effects) if n.op == "load" and n.home.inside(loop.region)}:
-        sizes = [dim for dim in load.shape if not g.is_one(dim)]
+    for shape, each in blocks:
+        sizes = [dim for dim in shape if not g.is_one(dim)]
         if any(dim.op not in ("const", "constexpr") for dim in sizes):
             return ""
         if sizes:
             names = [str(dim.value) if dim.op == "const" else dim.attrs["name"] for dim in sizes]
-            bytes_of[" * ".join(names)] += AHEAD * 4
-    held = " + ".join(f"{count} * {size}" for size, count in sorted(bytes_of.items()))
-    return f"{AHEAD} if {held} <= {SHARED} else 1" if held else ""
+            bytes_of[" * ".join(names)] += each
+    return " + ".join(f"{count} * {size}" for size, count in sorted(bytes_of.items()))
 
 
 def _remove(effects: list, gone: set[int]) -> None:

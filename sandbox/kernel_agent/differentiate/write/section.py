@@ -104,6 +104,8 @@ class FunctionText:
             return param
         if site.launch.config and param in site.launch.config:
             return f'{config_name(site)}["{param}"]'
+        if param in site.uses.of:  # a block's name for an axis whose size stays
+            return self.value(site.uses.of[param])
         return repr(arg.value)
 
     @property

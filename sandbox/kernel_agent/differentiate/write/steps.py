@@ -160,7 +160,8 @@ class TilesApart:
         if None not in flags:
             sizes = own_tiles.apart(self.of_all, made.effects, made.grid)
             asked = [self.text.unless(region) for region in flags if region is not None]
-            count = None if made.split else self.text.tiles.programs(self.of_all, sizes, made.grid)
+            shared = made.split or made.entries is not None
+            count = None if shared else self.text.tiles.programs(self.of_all, sizes, made.grid)
             asked += [] if count is None else [f"{count} >= {FILLED}"]
         lines = self.text.tiles.of_step(self.of_all, sizes, asked, self.changed)
         self.changed |= sizes != self.of_all.sizes
@@ -177,9 +178,10 @@ def operand_step(text: FunctionText, emitted: Emitted, one: Operand) -> Step:
 
 
 def owner_step(
-    text: FunctionText, part: Part, emitted: Emitted, made: OwnerKernel, owner: Owner, splits: int
+    text: FunctionText, part: Part, emitted: Emitted, made: OwnerKernel, owner: Owner, splits: int, runs: int
 ) -> Step:
-    """The launch of an owner kernel: its grid from the forward's sizes, partial sums added up afterwards."""
+    """The launch of an owner kernel: its grid from the forward's sizes, partial sums added up afterwards.
+    `splits`: programs that share such a sum; `runs`: those that walk entries of a table."""
     step = Step(emitted, tuple_text([text.expr(count) for count in made.grid]))
     pass_extra(step, made.optional)
 
@@ -198,6 +200,10 @@ def owner_step(
         first = "" if least is None else f", {least}"
         order = f"order_{name} = order_of({text.value(name)}{first})"
         step.setup += [order] * all(order not in one.setup for one in part.steps)
+    if made.entries is not None:
+        owned = " * ".join(text.expr(n, 11) for n in made.grid if n.attrs.get("name") != "splits")
+        count = f"triton.cdiv({runs}, max({owned}, 1))" if owned else str(runs)
+        step.setup.append(f"splits = min({text.expr(made.entries)}, {count})")
     if made.split:
         most = f"{text.expr(owner.summed(made))}, {splits}"
         if made.few:  # as many copies of whole tiles, but no more programs than are worth it
