@@ -46,6 +46,7 @@ from .schedule import (
     scattered,
     second_launch,
     shared_loops,
+    step_matrices,
     step_rows,
     swapped_lanes,
     tile_queues,
@@ -60,6 +61,7 @@ from .schedule.partials import Partials
 from .schedule.saved import Saved
 from .schedule.scattered import Scattered
 from .schedule.shared_loops import Shared
+from .schedule.step_matrices import StepMatrix
 from .schedule.whole_rows import Rows
 from .write import saving_copy
 from .write.demand import effects_of
@@ -80,6 +82,7 @@ from .write.steps import (
     TilesApart,
     clear_step,
     kept_step,
+    matrix_step,
     operand_step,
     owner_step,
     partials_step,
@@ -95,7 +98,7 @@ TUNED_APART = "the forward's own choice is tuned apart"
 # Where gradients are summed over programs; a kernel that needs none of it has no alternatives.
 SCHEDULES = ("owner", "partials", "atomic")
 # Of a configuration, what asks the passes for something, by yes or no.
-KEYS = ("apart", "operands", "outputs", "saved", "exact", "walks")
+KEYS = ("apart", "operands", "outputs", "saved", "exact", "walks", "matrix")
 # What is raised where an invariant of these passes does not hold for a kernel.
 BROKEN = (AssertionError, NotOwned, RecursionError)
 
@@ -113,6 +116,7 @@ class Asked:
     saved: bool = False  # the forward saves numbers that took a sum, and what random numbers decide
     exact: bool = False  # nothing is read back that an output holds rounded
     walks: bool = False  # sums are in registers also where other gradients are added to at places of data
+    matrix: bool = False  # tiles of an adjoint that several products take are kept as a matrix
     rows: bool = True  # what steps add to rows of a gradient is a product behind their loop
 
 
@@ -476,6 +480,7 @@ def _part(fwd: Forward, plan: Scheduled, text: FunctionText, kernels: dict[str, 
     for offer in () if plan.fused is not None and plan.saved else plan.offers:
         tuning.offer(draft.configs, offer)
     _offer_for_products(draft, plan)
+    _offer_for_matrices(draft, plan)
     part = Part(accumulated, list(dict.fromkeys(checks)), rows=plan.rows)
     text.saving |= {kept.buffer: kept for kept in plan.saved}
     text.saved |= dict.fromkeys(text.saving)
@@ -508,6 +513,8 @@ def _part(fwd: Forward, plan: Scheduled, text: FunctionText, kernels: dict[str, 
         tape_step(text, step, plan.taped.buffers)
         for spill in owner.spills.made.values():
             kept_step(text, step, spill)
+        for matrix in plan.matrices:
+            matrix_step(text, step, matrix)
         part.scattered = _scattered(plan)
         part.steps += [
             *(
@@ -594,6 +601,23 @@ def _offer_for_products(draft: Draft, plan: Scheduled) -> None:
         tuning.offer(draft.configs, {**wide, "saved": 1, "operands": 1})
 
 
+def _offer_for_matrices(draft: Draft, plan: Scheduled) -> None:
+    """Tiles of an adjoint as a matrix, with blocks that the main kernel may have then, the two largest: it
+    holds no sums of whole rows."""
+    if not plan.could_store:
+        return
+    try:
+        if not _scheduled(plan.site, "", replace(draft.asked, matrix=True), []).matrices:
+            return
+    except (Refusal, *BROKEN):
+        return
+    own = own_blocks.find(plan.site) if plan.site.blocks is None else None
+    found = [{}] if own is None else own_blocks.offers(own, plan.site, sums=False) or [{}]
+    sizes = {next(iter(config.values()), 0): config for config in found[::-1]}
+    largest = sorted(sizes, reverse=True)[:2]
+    tuning.offer_first(draft.configs, [{**sizes[size], "matrix": 1} for size in largest])
+
+
 def _written(plan: Scheduled, text: FunctionText) -> dict[str, str]:
     """Of gradients of which each element is stored once, how many are."""
     written, site = {}, plan.site
@@ -656,6 +680,8 @@ class Scheduled:
     saved: list[Saved] = field(default_factory=list)  # by the forward
     offers: list[dict[str, Any]] = field(default_factory=list)  # configurations that ask for something else
     shared: Shared | None = None  # the main kernel's loop
+    matrices: list[StepMatrix] = field(default_factory=list)  # that the main kernel stores for owners
+    could_store: bool = False  # whether there may be some
 
     @property
     def effects(self) -> list:
@@ -692,6 +718,10 @@ def _scheduled(site: trace.Site, name: str, asked: Asked, known: list[LineReport
         kept = saved_tiles.use(reverse, site)
     divisors.invert(reverse)
     gathered = step_rows.gather(reverse) if asked.rows and asked.schedule != "atomic" else []
+    could = (
+        asked.schedule != "atomic" and not asked.matrix and step_matrices.offers(reverse, site.launch.grid)
+    )
+    matrices = step_matrices.use(reverse, site.launch.grid) if asked.matrix else []
     totals.atomics = len(writes(reverse.effects))
     if asked.schedule != "atomic":
         folded.run(reverse)
@@ -711,6 +741,8 @@ def _scheduled(site: trace.Site, name: str, asked: Asked, known: list[LineReport
         gradient_writes.fill(reverse)
     if any(write.kind == "atomic_add" for write in writes(reverse.effects) if write in gathered):
         return _scheduled(site, name, replace(asked, rows=False), known)
+    if step_matrices.stays(reverse, matrices):
+        return _scheduled(site, name, replace(asked, matrix=False), known)
     taped = forward_values.Tape(reverse, lambda buffer: forward_values.size(buffer, site)).run()
     plan = Scheduled(
         site,
@@ -722,9 +754,11 @@ def _scheduled(site: trace.Site, name: str, asked: Asked, known: list[LineReport
         totals,
         saved=kept,
         offers=offers,
+        matrices=matrices,
+        could_store=could,
     )
     plan.offers += tuning.one_warp(reverse, site)
-    alone = not (plan.fused or plan.after or owner.spills.made or taped.buffers)
+    alone = not (plan.fused or plan.after or owner.spills.made or taped.buffers or matrices)
     if alone and asked.schedule != "atomic":
         plan.offers += _shares(reverse, site)
     if alone and asked.shares:

@@ -333,7 +333,8 @@ class Owner:
                 continue
             if node.op in ("phi", "loopout"):
                 return False
-            taped = node.op == "load" and node.attrs.get("buffer") and not node.attrs.get("saved")
+            stored = node.attrs.get("saved") or node.attrs.get("matrix")
+            taped = node.op == "load" and node.attrs.get("buffer") and not stored
             if taped and node.args[0].attrs["name"] not in spilled:
                 return False
             stack += [n for n in operands(node) if isinstance(n, Node)]

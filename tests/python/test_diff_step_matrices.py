@@ -1,0 +1,119 @@
+"""Tiles of an adjoint that products of several gradients take, stored once as a matrix."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from diff_support import MARKER, ROOT, assert_right, draft, edits_of
+from kernel_agent.differentiate.schedule import step_matrices
+
+LOSS = "dataset/loss/fused_linear_ce_two_owner_recompute.py"
+TWICE = "dataset/loss/info_nce_clip_symmetric.py"
+NESTED = "dataset/loss/retrieval_inbatch_hard_negatives.py"
+BACKWARDS = "dataset/loss/supcon_label_mask.py"
+ATTENTION = "dataset/attention/sigmoid_attn_no_normaliser.py"
+
+MATRIX = {"matrix": 1}
+# Of each: several blocks and some rows, one and a row, less than one, whole ones; rows that are not aligned.
+SIZES = {
+    LOSS: [
+        {"M": m, "D": d, "V": v}
+        for m, d, v in ((37, 24, 150), (33, 20, 65), (5, 24, 33), (129, 9, 31), (64, 16, 64))
+    ],
+    TWICE: [{"M": m, "D": d} for m, d in ((45, 32), (33, 20), (5, 16), (129, 7), (64, 16))],
+    NESTED: [{"M": m, "H": h, "D": d} for m, h, d in ((17, 3, 40), (33, 2, 20), (5, 1, 7), (16, 4, 32))],
+}
+
+
+@pytest.fixture
+def forward(tmp_path: Path) -> Callable[..., Path]:
+    """The forward of a pair, with edits."""
+
+    def make(pair: str, *edits: tuple[str, str]) -> Path:
+        source = (ROOT / pair).read_text().partition(MARKER)[0]
+        return edits_of(source, tmp_path / Path(pair).name)(*edits)
+
+    return make
+
+
+def kernel(result: dict, name: str) -> str:
+    """The text of one generated kernel, but for comments."""
+    text = re.search(rf"^def {name}\(.*?(?=^@|^def |^class )", result["backward"], re.M | re.S)[0]
+    return re.sub(r"#.*", "", text)
+
+
+def offered(result: dict) -> list[dict]:
+    return [config for config in result["report"]["configs"] if "matrix" in config]
+
+
+@pytest.mark.parametrize("pair", SIZES)
+@pytest.mark.parametrize("blocks", [{}, {"BLOCK": 16}, {"BLOCK": 64}, {"BLOCK": 128}])
+def test_tiles_in_a_matrix__give_the_same_gradients(forward, pair: str, blocks: dict) -> None:
+    file, sizes = forward(pair), SIZES[pair]
+    result = draft(file, sizes[0], config=blocks | MATRIX)
+    assert "tl.store(matrix_d" in result["backward"]
+    assert_right(file, result, [(dims, "normal") for dims in sizes])
+
+
+def test_main_kernel__has_one_product_and_each_owner_another(forward) -> None:
+    """It has no sums of whole rows either."""
+    result = draft(forward(TWICE), SIZES[TWICE][0], config=MATRIX)
+    main, other, own = (kernel(result, f"lse_kernel_bwd{end}") for end in ("", "_other", "_own"))
+    assert main.count("dot(") == 1 and "d_own" not in main
+    assert "tl.store(matrix_d + matrix_d_offs" in main
+    for owner in (other, own):
+        assert owner.count("dot(") == 1 and "tl.exp" not in owner and "matrix_d" in owner
+    plain = draft(forward(TWICE), SIZES[TWICE][0])
+    main, other = (kernel(plain, f"lse_kernel_bwd{end}") for end in ("", "_other"))
+    assert main.count("dot(") == other.count("dot(") == 2 and "d_own" in main
+
+
+def test_matrix__holds_what_each_product_takes_and_is_reported(forward) -> None:
+    result = draft(forward(TWICE), SIZES[TWICE][0], dtype="float16", config=MATRIX)
+    assert "dtype=torch.promote_types(" in re.sub(r"\s", "", result["backward"])
+    told = "`matrix_d`: stored once for products of several gradients: 8.00 KiB of scratch"
+    assert f": {told}" in result["backward"]
+    assert told in [line["reason"] for line in result["report"]["lines"]]
+
+
+def test_loops_around_products__are_tiles_of_the_owners(forward) -> None:
+    """Without the matrix both gradients are added to atomically, as their value comes out of a loop."""
+    file, dims = forward(NESTED), SIZES[NESTED][0]
+    assert draft(file, dims)["report"]["atomics"] == 2
+    result = draft(file, dims, config=MATRIX)
+    assert result["report"]["atomics"] == 0 and "atomic" not in kernel(result, "inbatch_kernel_bwd_c")
+
+
+def test_tuner__is_offered_the_matrix_with_blocks_that_fit_without_sums(forward) -> None:
+    half = {"dtype": "float16"}
+    narrow = {"BLOCK": 64, "num_warps": 8, "num_stages": 2, **MATRIX}
+    assert offered(draft(forward(TWICE), {"M": 8192, "D": 512}, **half)) == [narrow]
+    wide = [{"BLOCK": size, "num_warps": 8, **MATRIX} for size in (128, 64)]
+    assert offered(draft(forward(TWICE), {"M": 8192, "D": 128}, **half)) == wide
+    assert offered(draft(forward(NESTED), SIZES[NESTED][0])) == [MATRIX]
+
+
+def test_matrix_beyond_the_bound__is_not_offered(forward, monkeypatch) -> None:
+    file, dims = forward(TWICE), {"M": 64, "D": 16}
+    monkeypatch.setattr(step_matrices, "MOST", 64 * 64 * 4)
+    assert offered(draft(file, dims))
+    monkeypatch.setattr(step_matrices, "MOST", 64 * 64 * 4 - 1)
+    assert not offered(draft(file, dims))
+
+
+@pytest.mark.parametrize(
+    "pair, edits, dims",
+    [
+        (LOSS, [("inputs_require_grad=(0, 1)", "inputs_require_grad=(0,)")], SIZES[LOSS][0]),
+        (BACKWARDS, [], {"M": 33, "D": 20}),
+        (ATTENTION, [], {"B": 1, "H": 2, "N": 33, "D": 16}),
+    ],
+    ids=["one gradient", "a loop that runs backwards", "tiles of several programs"],
+)
+def test_others__are_neither_offered_a_matrix_nor_changed_by_it(forward, pair, edits, dims) -> None:
+    file = forward(pair, *edits)
+    plain, asked = draft(file, dims), draft(file, dims, config=MATRIX)
+    assert not offered(plain) and asked["backward"] == plain["backward"]
