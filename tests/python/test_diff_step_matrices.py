@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from diff_support import MARKER, ROOT, assert_right, draft, edits_of
-from kernel_agent.differentiate.schedule import step_matrices
+from kernel_agent.differentiate.schedule import product_tiles, step_matrices
 
 LOSS = "dataset/loss/fused_linear_ce_two_owner_recompute.py"
 TWICE = "dataset/loss/info_nce_clip_symmetric.py"
@@ -21,10 +21,10 @@ MATRIX = {"matrix": 1}
 SIZES = {
     LOSS: [
         {"M": m, "D": d, "V": v}
-        for m, d, v in ((37, 24, 150), (33, 20, 65), (5, 24, 33), (129, 9, 31), (64, 16, 64))
+        for m, d, v in ((37, 24, 150), (33, 20, 65), (5, 100, 33), (129, 9, 31), (64, 16, 64))
     ],
-    TWICE: [{"M": m, "D": d} for m, d in ((45, 32), (33, 20), (5, 16), (129, 7), (64, 16))],
-    NESTED: [{"M": m, "H": h, "D": d} for m, h, d in ((17, 3, 40), (33, 2, 20), (5, 1, 7), (16, 4, 32))],
+    TWICE: [{"M": m, "D": d} for m, d in ((45, 32), (33, 20), (5, 150), (129, 7), (64, 16))],
+    NESTED: [{"M": m, "H": h, "D": d} for m, h, d in ((17, 3, 40), (33, 2, 20), (5, 1, 150), (16, 4, 7))],
 }
 
 
@@ -63,7 +63,7 @@ def test_main_kernel__has_one_product_and_each_owner_another(forward) -> None:
     result = draft(forward(TWICE), SIZES[TWICE][0], config=MATRIX)
     main, other, own = (kernel(result, f"lse_kernel_bwd{end}") for end in ("", "_other", "_own"))
     assert main.count("dot(") == 1 and "d_own" not in main
-    assert "tl.store(matrix_d + matrix_d_offs" in main
+    assert "tl.store(matrix_d_tile + matrix_d_tile_offs" in main
     for owner in (other, own):
         assert owner.count("dot(") == 1 and "tl.exp" not in owner and "matrix_d" in owner
     plain = draft(forward(TWICE), SIZES[TWICE][0])
@@ -71,10 +71,39 @@ def test_main_kernel__has_one_product_and_each_owner_another(forward) -> None:
     assert main.count("dot(") == other.count("dot(") == 2 and "d_own" in main
 
 
+def test_owners__have_wide_tiles_of_their_own_where_those_are_enough(forward) -> None:
+    """Some lanes of a row each, and shorter steps, whatever blocks the main kernel has; eight warps and the
+    stages that Triton takes."""
+    half, dims = {"dtype": "float16"}, {"M": 8192, "D": 512}
+    result = draft(
+        forward(TWICE), dims, config={"BLOCK": 64, "num_warps": 4, "num_stages": 2, **MATRIX}, **half
+    )
+    for name in ("other", "own"):
+        owner = kernel(result, f"lse_kernel_bwd_{name}")
+        assert "tl.zeros([128, 128], tl.float32)" in owner and "64):\n" in owner
+        called = re.search(rf"lse_kernel_bwd_{name}\[.*?\n        \)", result["backward"], re.S)[0]
+        assert "num_warps=8," in called and "num_stages" not in called
+    assert (
+        "triton.cdiv(min(grid[0] * BLOCK, M), 128) * triton.cdiv(min(BLOCK_D, D), 128)" in result["backward"]
+    )
+    few = draft(forward(TWICE), dims | {"D": 64}, config={"BLOCK": 64, **MATRIX}, **half)
+    assert "tl.zeros([64, 64], tl.float32)" in kernel(few, "lse_kernel_bwd_own")
+    assert all(len(line) <= 110 for line in result["backward"].splitlines() if '"""' not in line)
+
+
+@pytest.mark.parametrize("pair", SIZES)
+def test_wide_tiles__give_the_same_gradients(forward, monkeypatch, pair: str) -> None:
+    monkeypatch.setattr(product_tiles, "PROGRAMS", 1)
+    file, sizes = forward(pair), SIZES[pair]
+    result = draft(file, sizes[0], config=MATRIX)
+    assert "tl.zeros([128, 128], tl.float32)" in result["backward"]
+    assert_right(file, result, [(dims, "normal") for dims in sizes])
+
+
 def test_matrix__holds_what_each_product_takes_and_is_reported(forward) -> None:
     result = draft(forward(TWICE), SIZES[TWICE][0], dtype="float16", config=MATRIX)
     assert "dtype=torch.promote_types(" in re.sub(r"\s", "", result["backward"])
-    told = "`matrix_d`: stored once for products of several gradients: 8.00 KiB of scratch"
+    told = "`matrix_d_tile`: stored once for products of several gradients: 8.00 KiB of scratch"
     assert f": {told}" in result["backward"]
     assert told in [line["reason"] for line in result["report"]["lines"]]
 

@@ -39,6 +39,7 @@ from .schedule import (
     own_lanes,
     own_tiles,
     partials,
+    product_tiles,
     row_factors,
     row_tiles,
     saved,
@@ -741,6 +742,8 @@ def _scheduled(site: trace.Site, name: str, asked: Asked, known: list[LineReport
         gradient_writes.fill(reverse)
     if any(write.kind == "atomic_add" for write in writes(reverse.effects) if write in gathered):
         return _scheduled(site, name, replace(asked, rows=False), known)
+    for made in owner.kernels if matrices else ():
+        product_tiles.tile(owner, made, [one.name for one in matrices])
     if step_matrices.stays(reverse, matrices):
         return _scheduled(site, name, replace(asked, matrix=False), known)
     taped = forward_values.Tape(reverse, lambda buffer: forward_values.size(buffer, site)).run()

@@ -66,6 +66,7 @@ class OwnerKernel:
     ordered: dict[str, int | None] = field(default_factory=dict)  # tensors that bound groups, and their least
     notes: list[str] = field(default_factory=list)  # what stands above it
     operands: list[Operand] = field(default_factory=list)  # that kernels in front of it compute
+    warps: int | None = None  # where it has others than all, and stages
 
 
 class Owner:

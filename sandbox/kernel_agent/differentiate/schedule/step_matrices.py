@@ -24,7 +24,6 @@ from dataclasses import dataclass, field
 
 from ...errors import readable
 from ..ir.graph import Graph
-from ..ir.names import suggested
 from ..ir.nodes import For, GradWrite, Node, Region, TapeStore, beneath, nodes_in, placed, real
 from ..ir.rewriter import Rewriter
 from ..ir.simplify import is_number, is_zero
@@ -174,7 +173,8 @@ def _matrix(reverse: Reverse, tile: _Tile, taken: Collection[str]) -> StepMatrix
     g, region, loop, index = reverse.kernel.graph, tile.region, _loop(reverse, tile), _index(reverse, tile)
     if index is None or loop is None:
         return None
-    name = f"matrix_{tile.node.hint or suggested(tile.node, {})}"
+    hint = tile.node.hint or "d_tile"
+    name = f"matrix_{hint}"
     while name in taken:
         name += "_"
     g.reverse, g.line = True, tile.node.line
@@ -186,7 +186,7 @@ def _matrix(reverse: Reverse, tile: _Tile, taken: Collection[str]) -> StepMatrix
         attrs = {"other": False, "buffer": True, "matrix": True}
         base = g.scratch(name, tile.node.dtype)
         load = g.make("load", (base, place), attrs, tile.node.dtype, tile.node.shape)
-    load.hint, load.upstream = tile.node.hint, True
+    load.hint, load.upstream = hint, True
     types = tile.types
     for one in tile.products:
         _read(reverse, one, loop, Rewriter(g, {tile.node: load}.get).node(one.value))

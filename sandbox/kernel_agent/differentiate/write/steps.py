@@ -196,7 +196,7 @@ def owner_step(
     text: FunctionText, part: Part, emitted: Emitted, made: OwnerKernel, owner: Owner, splits: int
 ) -> Step:
     """The launch of an owner kernel: its grid from the forward's sizes, partial sums added up afterwards."""
-    step = Step(emitted, tuple_text([text.expr(count) for count in made.grid]))
+    step = Step(emitted, tuple_text([text.expr(count) for count in made.grid]), warps=made.warps)
     pass_extra(step, made.optional)
 
     def ask(bad: str, wanted: str) -> None:
