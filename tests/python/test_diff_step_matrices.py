@@ -91,6 +91,19 @@ def test_owners__have_wide_tiles_of_their_own_where_those_are_enough(forward) ->
     assert all(len(line) <= 110 for line in result["backward"].splitlines() if '"""' not in line)
 
 
+@pytest.mark.parametrize("pair, name", [(LOSS, "linear_ce"), (TWICE, "lse"), (NESTED, "inbatch")])
+@pytest.mark.parametrize("shares", [None, 8])
+def test_steps_of_the_main_kernel__are_shared_out(forward, pair: str, name: str, shares: int | None) -> None:
+    """So that there are programs enough whatever the rows are; what they add atomically, they add in parts."""
+    file, sizes = forward(pair), SIZES[pair]
+    asked = MATRIX if shares is None else {"shares": shares, **MATRIX}
+    result = draft(file, sizes[0], config=asked)
+    assert f"{name}_kernel_bwd[(grid[0], splits)](" in result["backward"]
+    assert f"splits = max({shares or 512} // max(grid[0], 1), 1)" in result["backward"]
+    assert "range(tl.program_id(1) * BLOCK, " in kernel(result, f"{name}_kernel_bwd")
+    assert_right(file, result, [(dims, "normal") for dims in sizes])
+
+
 @pytest.mark.parametrize("pair", SIZES)
 def test_wide_tiles__give_the_same_gradients(forward, monkeypatch, pair: str) -> None:
     monkeypatch.setattr(product_tiles, "PROGRAMS", 1)

@@ -501,9 +501,8 @@ def _part(fwd: Forward, plan: Scheduled, text: FunctionText, kernels: dict[str, 
         tiles = site.blocks.axis if isinstance(site.blocks, block_sizes.Tiles) and fused is None else None
         if plan.shared is not None:
             told = [*notes, plan.shared.note]
-            step = shared_step(
-                text, part, plan.shared, draft.asked.shares, lambda e: emit(owner.name, e, told)
-            )
+            shares = draft.asked.shares or SHARES
+            step = shared_step(text, part, plan.shared, shares, lambda e: emit(owner.name, e, told))
         else:
             emitted = emit(
                 owner.name, reverse.effects, notes + ([] if fused is None else [fused.note]), tiles
@@ -761,10 +760,10 @@ def _scheduled(site: trace.Site, name: str, asked: Asked, known: list[LineReport
         could_store=could,
     )
     plan.offers += tuning.one_warp(reverse, site)
-    alone = not (plan.fused or plan.after or owner.spills.made or taped.buffers or matrices)
-    if alone and asked.schedule != "atomic":
+    alone = not (plan.fused or plan.after or owner.spills.made or taped.buffers)
+    if alone and asked.schedule != "atomic" and not matrices:
         plan.offers += _shares(reverse, site)
-    if alone and asked.shares:
+    if alone and (asked.shares or matrices):
         plan.shared = shared_loops.find(reverse, site.launch.grid)
     totals.kept = sum(w.kind == "atomic_add" for w in plan.writes)
     totals.tape = sum(forward_values.size(b, site) for b in taped.buffers)
