@@ -94,7 +94,7 @@ def test_owners__have_wide_tiles_of_their_own_where_those_are_enough(forward) ->
 @pytest.mark.parametrize("pair, name", [(LOSS, "linear_ce"), (TWICE, "lse"), (NESTED, "inbatch")])
 @pytest.mark.parametrize("shares", [None, 8])
 def test_steps_of_the_main_kernel__are_shared_out(forward, pair: str, name: str, shares: int | None) -> None:
-    """So that there are programs enough whatever the rows are; what they add atomically, they add in parts."""
+    """There are programs enough whatever the rows are; what they add atomically, they add in parts."""
     file, sizes = forward(pair), SIZES[pair]
     asked = MATRIX if shares is None else {"shares": shares, **MATRIX}
     result = draft(file, sizes[0], config=asked)

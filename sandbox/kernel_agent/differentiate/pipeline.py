@@ -510,11 +510,7 @@ def _part(fwd: Forward, plan: Scheduled, text: FunctionText, kernels: dict[str, 
             step = Step(emitted, "grid")
         if fused is not None:
             step = partials_step(text, part, emitted, fused, draft.programs)
-        tape_step(text, step, plan.taped.buffers)
-        for spill in owner.spills.made.values():
-            kept_step(text, step, spill)
-        for matrix in plan.matrices:
-            matrix_step(text, step, matrix)
+        _allocate(plan, text, step)
         part.scattered = _scattered(plan)
         part.steps += [
             *(
@@ -545,6 +541,15 @@ def _part(fwd: Forward, plan: Scheduled, text: FunctionText, kernels: dict[str, 
     _check_inplace(plan)
     part.written, part.copies = _written(plan, text), copies
     return part
+
+
+def _allocate(plan: Scheduled, text: FunctionText, step: Step) -> None:
+    """The scratch of the main kernel's launch: what it reads again, and what it keeps for owners."""
+    tape_step(text, step, plan.taped.buffers)
+    for spill in plan.owner.spills.made.values():
+        kept_step(text, step, spill)
+    for matrix in plan.matrices:
+        matrix_step(text, step, matrix)
 
 
 def _operand_steps(
@@ -606,8 +611,9 @@ def _offer_for_matrices(draft: Draft, plan: Scheduled) -> None:
     holds no sums of whole rows."""
     if not plan.could_store:
         return
+    site = plan.site if plan.site.again is None else replace(plan.site, kernel=plan.site.again({}, None))
     try:
-        if not _scheduled(plan.site, "", replace(draft.asked, matrix=True), []).matrices:
+        if not _scheduled(site, "", replace(draft.asked, matrix=True), []).matrices:
             return
     except (Refusal, *BROKEN):
         return

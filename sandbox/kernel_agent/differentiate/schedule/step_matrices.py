@@ -1,19 +1,20 @@
 """Tiles of an adjoint that a loop makes step by step and that products of several gradients take, kept as a
 matrix.
 
-    for start in range(0, N, BLOCK):                   for start in range(0, N, BLOCK):
-        d_z = ...                                          d_z = ...
-        d_x += tl.dot(d_z, y)                              tl.store(matrix + row * width + column, d_z)
-        atomic_add(d_y + ..., tl.dot(d_z^T, x))        d_x, d_y: products of the matrix, in kernels of their own
+    for start in range(0, N, BLOCK):                for start in range(0, N, BLOCK):
+        d_z = ...                                       d_z = ...
+        d_x += tl.dot(d_z, y)                           tl.store(matrix + row * width + column, d_z)
+        atomic_add(d_y + ..., tl.dot(d_z^T, x))     d_x, d_y: products of the matrix, in kernels of their own
 
 A loss over all pairs of rows is of that kind. Each of its gradients is the sum of products with the tiles of
 a row, or of a column, and a kernel that owns tiles of one would rebuild all of that: the product in front of
 the loss, what is made of it, and what that reads. The main kernel stores each tile once, in the type that the
-products take; it is left with no sum of whole rows. The matrix has a row for each of the programs' and a
+products take, and is left with no sum of whole rows. The matrix has a row for each of the programs' and a
 column for each of the steps', also those beyond the last, so that products add up what they did.
 
-It is done where one axis of the tile is of the programs and the other of the steps, and only products take
-it. The matrix costs memory: whether it is worth it is for the tuner to measure.
+It is done where one axis of the tile is of the programs and the other of the steps, and where all of the
+products have kernels of their own then. The matrix costs memory: whether it is worth it is for the tuner to
+measure.
 """
 
 from __future__ import annotations
