@@ -14,6 +14,7 @@ LOSS = "dataset/loss/fused_linear_ce_two_owner_recompute.py"
 TWICE = "dataset/loss/info_nce_clip_symmetric.py"
 NESTED = "dataset/loss/retrieval_inbatch_hard_negatives.py"
 BACKWARDS = "dataset/loss/supcon_label_mask.py"
+GATHERED = "dataset/loss/sampled_softmax_gathered_rows.py"
 ATTENTION = "dataset/attention/sigmoid_attn_no_normaliser.py"
 
 MATRIX = {"matrix": 1}
@@ -151,9 +152,10 @@ def test_matrix_beyond_the_bound__is_not_offered(forward, monkeypatch) -> None:
     [
         (LOSS, [("inputs_require_grad=(0, 1)", "inputs_require_grad=(0,)")], SIZES[LOSS][0]),
         (BACKWARDS, [], {"M": 33, "D": 20}),
+        (GATHERED, [], {"M": 37, "S": 33, "V": 90, "D": 20}),
         (ATTENTION, [], {"B": 1, "H": 2, "N": 33, "D": 16}),
     ],
-    ids=["one gradient", "a loop that runs backwards", "tiles of several programs"],
+    ids=["one gradient", "a loop that runs backwards", "rows that data names", "tiles of several programs"],
 )
 def test_others__are_neither_offered_a_matrix_nor_changed_by_it(forward, pair, edits, dims) -> None:
     file = forward(pair, *edits)

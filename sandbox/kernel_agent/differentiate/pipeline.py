@@ -377,6 +377,7 @@ def _with_callers(fwd: Forward, hosts: dict[str, ast.FunctionDef]) -> dict[str, 
 def _launch(fwd: Forward, site: trace.Site, kernels: dict[str, str], draft: Draft) -> str:
     """The Function of one launch; the kernels it needs are added to `kernels`."""
     asked = replace(draft.asked, schedule="atomic") if site.tables else draft.asked
+    asked = replace(asked, matrix=asked.matrix and _keeps_matrices(site, asked))
     report: list[LineReport] = []
     meeting = _checked(site, report)
     name = f"{site.kernel_name}_bwd"
@@ -606,16 +607,22 @@ def _offer_for_products(draft: Draft, plan: Scheduled) -> None:
         tuning.offer(draft.configs, {**wide, "saved": 1, "operands": 1})
 
 
+def _keeps_matrices(site: trace.Site, asked: Asked) -> bool:
+    """Whether all products of tiles that would be stored have kernels of their own: asked of a kernel that is
+    read anew, as passes change one."""
+    if site.again is None:
+        return False
+    try:
+        other = replace(site, kernel=site.again({}, None))
+        return bool(_scheduled(other, "", replace(asked, matrix=True), []).matrices)
+    except (Refusal, *BROKEN):
+        return False
+
+
 def _offer_for_matrices(draft: Draft, plan: Scheduled) -> None:
     """Tiles of an adjoint as a matrix, with blocks that the main kernel may have then, the two largest: it
     holds no sums of whole rows."""
-    if not plan.could_store:
-        return
-    site = plan.site if plan.site.again is None else replace(plan.site, kernel=plan.site.again({}, None))
-    try:
-        if not _scheduled(site, "", replace(draft.asked, matrix=True), []).matrices:
-            return
-    except (Refusal, *BROKEN):
+    if not plan.could_store or not _keeps_matrices(plan.site, draft.asked):
         return
     own = own_blocks.find(plan.site) if plan.site.blocks is None else None
     found = [{}] if own is None else own_blocks.offers(own, plan.site, sums=False) or [{}]
