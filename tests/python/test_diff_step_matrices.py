@@ -12,9 +12,11 @@ from kernel_agent.differentiate.schedule import product_tiles, step_matrices
 
 LOSS = "dataset/loss/fused_linear_ce_two_owner_recompute.py"
 TWICE = "dataset/loss/info_nce_clip_symmetric.py"
+SQUARE = "dataset/loss/siglip_pairwise_sigmoid.py"
 NESTED = "dataset/loss/retrieval_inbatch_hard_negatives.py"
 BACKWARDS = "dataset/loss/supcon_label_mask.py"
 GATHERED = "dataset/loss/sampled_softmax_gathered_rows.py"
+LINEAR = "dataset/matmul_epilogue/linear_relu_mask_from_output.py"
 ATTENTION = "dataset/attention/sigmoid_attn_no_normaliser.py"
 
 MATRIX = {"matrix": 1}
@@ -25,6 +27,7 @@ SIZES = {
         for m, d, v in ((37, 24, 150), (33, 20, 65), (5, 100, 33), (129, 9, 31), (64, 16, 64))
     ],
     TWICE: [{"M": m, "D": d} for m, d in ((45, 32), (33, 20), (5, 150), (129, 7), (64, 16))],
+    SQUARE: [{"M": m, "D": d} for m, d in ((45, 32), (33, 20), (5, 150), (129, 7), (64, 16))],
     NESTED: [{"M": m, "H": h, "D": d} for m, h, d in ((17, 3, 40), (33, 2, 20), (5, 1, 150), (16, 4, 7))],
 }
 
@@ -130,6 +133,18 @@ def test_loops_around_products__are_tiles_of_the_owners(forward) -> None:
     assert result["report"]["atomics"] == 0 and "atomic" not in kernel(result, "inbatch_kernel_bwd_c")
 
 
+def test_tile_of_a_program__is_stored_once_for_both_sides(forward) -> None:
+    """Without the matrix it is stored for each of them, in the programs' blocks."""
+    file, dims = forward(SQUARE), SIZES[SQUARE][0]
+    plain, result = draft(file, dims), draft(file, dims, config=MATRIX)
+    assert kernel(plain, "pair_kernel_bwd").count("tl.store(") == 2
+    assert kernel(result, "pair_kernel_bwd").count("tl.store(") == 1
+    assert "matrix_d_q" in kernel(result, "pair_kernel_bwd_a") and "matrix_d_q" in kernel(
+        result, "pair_kernel_bwd_b"
+    )
+    assert offered(plain) == [MATRIX]
+
+
 def test_tuner__is_offered_the_matrix_with_blocks_that_fit_without_sums(forward) -> None:
     half = {"dtype": "float16"}
     narrow = {"BLOCK": 64, "num_warps": 8, "num_stages": 2, **MATRIX}
@@ -153,9 +168,16 @@ def test_matrix_beyond_the_bound__is_not_offered(forward, monkeypatch) -> None:
         (LOSS, [("inputs_require_grad=(0, 1)", "inputs_require_grad=(0,)")], SIZES[LOSS][0]),
         (BACKWARDS, [], {"M": 33, "D": 20}),
         (GATHERED, [], {"M": 37, "S": 33, "V": 90, "D": 20}),
+        (LINEAR, [], {"M": 33, "K": 20, "N": 40}),
         (ATTENTION, [], {"B": 1, "H": 2, "N": 33, "D": 16}),
     ],
-    ids=["one gradient", "a loop that runs backwards", "rows that data names", "tiles of several programs"],
+    ids=[
+        "one gradient",
+        "a loop that runs backwards",
+        "rows that data names",
+        "tiles of own",
+        "tiles of several programs",
+    ],
 )
 def test_others__are_neither_offered_a_matrix_nor_changed_by_it(forward, pair, edits, dims) -> None:
     file = forward(pair, *edits)

@@ -731,10 +731,8 @@ def _scheduled(site: trace.Site, name: str, asked: Asked, known: list[LineReport
         kept = saved_tiles.use(reverse, site)
     divisors.invert(reverse)
     gathered = step_rows.gather(reverse) if asked.rows and asked.schedule != "atomic" else []
-    could = (
-        asked.schedule != "atomic" and not asked.matrix and step_matrices.offers(reverse, site.launch.grid)
-    )
-    matrices = step_matrices.use(reverse, site.launch.grid) if asked.matrix else []
+    could = asked.schedule != "atomic" and not asked.matrix and step_matrices.offers(reverse, site)
+    matrices = step_matrices.use(reverse, site) if asked.matrix else []
     totals.atomics = len(writes(reverse.effects))
     if asked.schedule != "atomic":
         folded.run(reverse)

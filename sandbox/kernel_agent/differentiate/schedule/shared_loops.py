@@ -92,13 +92,18 @@ def find(reverse: Reverse, grid: tuple[int, ...]) -> Shared | None:
     places = [n for w in writes for n in (w.offset, w.mask) if n is not None]
     if not plain or not sums or _holds(places) or any(n.op == "ifout" for n in nodes_in(writes)):
         return None
-    linear = all(_linear(w.value) for w in writes)
+    linear = all(_linear(w.value) for w in writes) and not phis & set(nodes_in(_stored(loop)))
     return Shared(g, loop, writes, len(grid), loop in storing) if linear else None
 
 
 def _only_stores(loop: For) -> bool:
     """Whether all that a loop does in its steps is to store tiles."""
     return all(isinstance(e, TapeStore) or isinstance(e, For) and not e.effects for e in loop.effects)
+
+
+def _stored(loop: For) -> list[Node]:
+    """The tiles that the steps of a loop store."""
+    return [e.value for e in loop.effects if isinstance(e, TapeStore)]
 
 
 def offers(reverse: Reverse, grid: tuple[int, ...]) -> bool:

@@ -1,5 +1,4 @@
-"""Tiles of an adjoint that a loop makes step by step and that products of several gradients take, kept as a
-matrix.
+"""Tiles of an adjoint that a loop makes step by step, and products of several gradients take, as a matrix.
 
     for start in range(0, N, BLOCK):                for start in range(0, N, BLOCK):
         d_z = ...                                       d_z = ...
@@ -13,7 +12,8 @@ products take, and is left with no sum of whole rows. The matrix has a row for e
 column for each of the steps', also those beyond the last, so that products add up what they did.
 
 It is done where one axis of the tile is of the programs and the other of the steps, and where all of the
-products have kernels of their own then. The matrix costs memory: whether it is worth it is for the tuner to
+products have kernels of their own then. The same is done with a tile that a program has, of two axes of the
+grid, where that took a loop and the launch may have no tiles of the backward's own (`own_tiles`). The matrix costs memory: whether it is worth it is for the tuner to
 measure.
 """
 
@@ -28,8 +28,11 @@ from ..ir.graph import Graph
 from ..ir.nodes import For, GradWrite, Node, Region, TapeStore, beneath, nodes_in, placed, real
 from ..ir.rewriter import Rewriter
 from ..ir.simplify import is_number, is_zero
+from ..ir.values import takes_loop
 from ..prove.affine import Affine
+from ..read.trace import Site
 from ..reverse.sweep import Reverse, writes
+from . import own_tiles
 
 MOST = 1 << 30  # bytes of a matrix in the traced call, where it is offered
 BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
@@ -67,12 +70,10 @@ class StepMatrix:
 
 @dataclass
 class _Taken:
-    """A product that takes a tile: the write that it is for, of a loop's sum where the loop has one, and the
-    loops around it."""
+    """A product that takes a tile, and the write that adds it up: in each step, or of a loop's sum."""
 
     write: GradWrite
     value: Node
-    loops: tuple[For, ...]
     dot: Node
     side: int  # of the operand that is the tile
     summed: bool = False
@@ -95,18 +96,19 @@ class _Tile:
         return list(dict.fromkeys(one.dot.args[one.side].dtype for one in self.products))
 
 
-def offers(reverse: Reverse, grid: tuple[int, ...]) -> bool:
+def offers(reverse: Reverse, site: Site) -> bool:
     """Whether there may be such tiles, of which the traced call's matrices are not too large."""
-    g = reverse.kernel.graph
-    known = [(tile, _index(reverse, tile)) for tile in _tiles(reverse) if _loop(reverse, tile) is not None]
+    g, grid = reverse.kernel.graph, site.launch.grid
+    tiles = [tile for tile in _tiles(reverse, site) if _effects(reverse, tile) is not None]
+    known = [(tile, _index(reverse, tile)) for tile in tiles]
     sizes = [index.elements(g, grid) * _bytes(tile.types) for tile, index in known if index is not None]
     return bool(sizes) and sum(sizes) <= MOST
 
 
-def use(reverse: Reverse, grid: tuple[int, ...]) -> list[StepMatrix]:
+def use(reverse: Reverse, site: Site) -> list[StepMatrix]:
     """Store such tiles, and have products read them: writes of those are left in the loops, for owners."""
-    g, made = reverse.kernel.graph, dict[str, StepMatrix]()
-    for tile in _tiles(reverse):
+    g, grid, made = reverse.kernel.graph, site.launch.grid, dict[str, StepMatrix]()
+    for tile in _tiles(reverse, site):
         found = _matrix(reverse, tile, made.keys())
         if found is not None:
             made[found.name] = found
@@ -126,13 +128,16 @@ def _bytes(types: list[str]) -> int:
     return max(BYTES.get(real(one), 8) for one in types)
 
 
-def _tiles(reverse: Reverse) -> list[_Tile]:
-    """The tiles that products of two gradients take."""
+def _tiles(reverse: Reverse, site: Site) -> list[_Tile]:
+    """The tiles that products of two gradients take. One that a program has is left to kernels with tiles of
+    their own, where the launch may have those: such a kernel keeps it as a matrix already."""
     found: dict[Node, _Tile] = {}
     for one in _products(reverse):
         core = _core(one.dot.args[one.side])
         found.setdefault(core, _Tile(core)).products.append(one)
-    return [tile for tile in found.values() if len({one.write.base for one in tile.products}) > 1]
+    taken = [tile for tile in found.values() if len({one.write.base for one in tile.products}) > 1]
+    steps = [tile for tile in taken if tile.region.is_loop]
+    return steps if steps == taken or own_tiles.of_all(site) is not None else taken
 
 
 def _products(reverse: Reverse) -> Iterator[_Taken]:
@@ -147,16 +152,21 @@ def _products(reverse: Reverse) -> Iterator[_Taken]:
             continue
         for side in (0, 1):
             core, other = (_core(dot.args[at]) for at in (side, 1 - side))
-            own = core.home.kind == "for" and core.is_float and core.op != "load" and len(core.shape) == 2
-            if own and other.op == "load" and any(loop.region is core.home for loop in around):
-                yield _Taken(write, value, around, dot, side, summed)
+            block = core.is_float and core.op != "load" and len(core.shape) == 2
+            made = (
+                any(loop.region is core.home for loop in around)
+                if core.home.kind == "for"
+                else (core.home.kind == "top" and takes_loop(core) and not summed)
+            )
+            if block and made and other.op == "load":
+                yield _Taken(write, value, dot, side, summed)
 
 
 def _term(write: GradWrite, loops: tuple[For, ...]) -> tuple[Node, tuple[For, ...], bool] | None:
     """What a write adds in each step: of its own loops, or of one in front of it that sums it up."""
     end = beneath(write.value, "cast")
     if end.op != "loopout":
-        return (write.value, loops, False) if loops else None
+        return write.value, loops, False
     loop = end.attrs["loop"]
     carry = loop.carries[end.attrs["index"]]
     if loops or carry.next is None or carry.next.op != "add" or not is_zero(carry.init):
@@ -171,8 +181,9 @@ def _core(operand: Node) -> Node:
 
 def _matrix(reverse: Reverse, tile: _Tile, taken: Collection[str]) -> StepMatrix | None:
     """The matrix of a tile, stored and read."""
-    g, region, loop, index = reverse.kernel.graph, tile.region, _loop(reverse, tile), _index(reverse, tile)
-    if index is None or loop is None:
+    g, region = reverse.kernel.graph, tile.region
+    effects, index = _effects(reverse, tile), _index(reverse, tile)
+    if index is None or effects is None:
         return None
     hint = tile.node.hint or "d_tile"
     name = f"matrix_{hint}"
@@ -190,57 +201,66 @@ def _matrix(reverse: Reverse, tile: _Tile, taken: Collection[str]) -> StepMatrix
     load.hint, load.upstream = hint, True
     types = tile.types
     for one in tile.products:
-        _read(reverse, one, loop, Rewriter(g, {tile.node: load}.get).node(one.value))
-    loop.effects.append(TapeStore(name, place, tile.node, region))
+        value = Rewriter(g, {tile.node: load}.get).node(one.value)
+        value.upstream = True
+        if one.summed:  # a write of each step then
+            reverse.effects[:] = [effect for effect in reverse.effects if effect is not one.write]
+            write = one.write
+            effects.append(GradWrite(write.base, write.offset, write.mask, value, region, write.line))
+        else:
+            one.write.value = value
+    effects.append(TapeStore(name, place, tile.node, region))
     return StepMatrix(name, types, index)
 
 
-def _loop(reverse: Reverse, tile: _Tile) -> For | None:
-    """The loop that makes a tile in each step, in any order."""
+def _effects(reverse: Reverse, tile: _Tile) -> list | None:
+    """What is done where a tile is made: in the steps of a loop, in any order, or once."""
+    if tile.region is reverse.kernel.graph.top:
+        return reverse.effects
     found = (e for e in reverse.effects if isinstance(e, For) and e.region is tile.region)
-    return next((loop for loop in found if loop.order != "reverse"), None)
+    return next((loop.effects for loop in found if loop.order != "reverse"), None)
 
 
 def _index(reverse: Reverse, tile: _Tile) -> Index | None:
-    """Where a tile is in the matrix, if one of its axes is of the programs and the other of the steps."""
-    g, bounds, shape = reverse.kernel.graph, tile.region.bounds, tile.node.shape
-    programs = {n for n in nodes_in([tile.node]) if n.op == "pid"}
-    axes = {_axis_of_steps(tile.region.iv, programs, one) for one in tile.products}
-    if bounds is None or len(programs) != 1 or len(axes) != 1:
+    """Where a tile is in the matrix, if one of its axes is of the programs, and the other of the steps or of
+    programs too."""
+    g, region, shape = reverse.kernel.graph, tile.region, tile.node.shape
+    numbers = {n for n in nodes_in([tile.node]) if n.op == "pid"}
+    numbers |= {region.iv} if region.iv is not None else set()
+    axes = _axes(tile, numbers)
+    if axes is None:
         return None
-    (axis,), (program,), (first, end, step) = axes, programs, bounds
-    if axis is None or tile.region.iv is None or not is_zero(first) or not Affine(g).uniform(end):
+    first, last = sorted(numbers, key=lambda n: (n is region.iv, axes[n]))
+    with g.at(region):
+        rows, columns = (_along(g, region, n, shape[axes[n]]) for n in (first, last))
+    if rows is None or columns is None:
         return None
-    block, size = shape[1 - axis], shape[axis]
-    if step is not size and not is_number(step, 1):
-        return None
-    with g.at(tile.region):
-        start = tile.region.iv if step is size else g.mul(tile.region.iv, size)
-        columns = g.add(start, g.lane(size, 0, 1))
-        rows = g.add(g.mul(program, block), g.lane(block, 0, 1))
-        width = g.mul(g.make("cdiv", (end, size)) if step is size else end, size)
-        height = g.mul(g.npid(program.attrs["axis"]), block)
-    return Index(rows, columns, height, width, 1 - axis)
+    return Index(rows[0], columns[0], rows[1], columns[1], axes[first])
 
 
-def _axis_of_steps(step: Node | None, programs: set[Node], one: _Taken) -> int | None:
-    """The axis of a tile that a product's loop steps along, as what it is multiplied with says; None if that
-    says nothing."""
-    operand, other = one.dot.args[one.side], one.dot.args[1 - one.side]
-    turned = operand.op == "permute" or beneath(operand, "cast").op == "permute"
-    summed = (1 - one.side) ^ turned  # the tile's axis that the product sums over
-    told = set(nodes_in([other])) & ({step} | programs)
-    if len(told) != 1:
+def _along(g: Graph, region: Region, number: Node, size: Node) -> tuple[Node, Node] | None:
+    """The rows, or columns, of a tile with a number of programs or of steps; and how many there are."""
+    if number is not region.iv:
+        return g.add(g.mul(number, size), g.lane(size, 0, 1)), g.mul(g.npid(number.attrs["axis"]), size)
+    first, end, step = region.bounds or (number, number, number)
+    if not is_zero(first) or not Affine(g).uniform(end):
         return None
-    return summed if told == {step} else 1 - summed
+    if step is size:
+        return g.add(number, g.lane(size, 0, 1)), g.mul(g.make("cdiv", (end, size)), size)
+    return (g.add(g.mul(number, size), g.lane(size, 0, 1)), g.mul(end, size)) if is_number(step, 1) else None
 
 
-def _read(reverse: Reverse, one: _Taken, loop: For, value: Node) -> None:
-    """Have a write add what the matrix gives; one of a loop's sum is a write of each step then."""
-    write = one.write
-    value.upstream = True
-    if not one.summed:
-        write.value = value
-        return
-    reverse.effects = [effect for effect in reverse.effects if effect is not write]
-    loop.effects.append(GradWrite(write.base, write.offset, write.mask, value, loop.region, write.line))
+def _axes(tile: _Tile, numbers: set[Node]) -> dict[Node, int] | None:
+    """The axis of a tile along which each of two numbers tells its place: the one that a product sums over is
+    told as in what the tile is multiplied with."""
+    found: dict[Node, int] = {}
+    for one in tile.products:
+        operand, other = one.dot.args[one.side], one.dot.args[1 - one.side]
+        turned = operand.op == "permute" or beneath(operand, "cast").op == "permute"
+        told = numbers.intersection(nodes_in([other]))
+        axis = (1 - one.side) ^ turned
+        if len(numbers) != 2 or len(told) != 1 or found.setdefault(told.pop(), axis) != axis:
+            return None
+    for number in numbers - found.keys():
+        found[number] = 1 - axis
+    return found if set(found.values()) == {0, 1} else None
