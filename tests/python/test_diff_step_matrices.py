@@ -108,6 +108,22 @@ def test_steps_of_the_main_kernel__are_shared_out(forward, pair: str, name: str,
     assert_right(file, result, [(dims, "normal") for dims in sizes])
 
 
+@pytest.mark.parametrize("pair, z, total", [(LOSS, "z", "z_target"), (NESTED, "s", "right")])
+def test_tiles_that_hang_on_earlier_steps__are_stored_by_one_program(forward, pair, z, total) -> None:
+    """The products are no longer of what the loop carries; its steps cannot be shared out."""
+    zeros = f"    {total} = tl.zeros([BLOCK]"
+    counted = f"        {z} = {z} * (1 + 0.1 * step[:, None])\n        step += 1.0\n        {total} += "
+    edits = (
+        (zeros, f"    step = tl.zeros([BLOCK], dtype=tl.float32)\n{zeros}"),
+        (f"        {total} += ", counted),
+    )
+    file, sizes = forward(pair, *edits), SIZES[pair]
+    assert draft(file, sizes[0])["report"]["atomics"] > 0
+    result = draft(file, sizes[0], config=MATRIX)
+    assert result["report"]["atomics"] == 0 and "splits" not in result["backward"]
+    assert_right(file, result, [(dims, "normal") for dims in sizes])
+
+
 @pytest.mark.parametrize("pair", SIZES)
 def test_wide_tiles__give_the_same_gradients(forward, monkeypatch, pair: str) -> None:
     monkeypatch.setattr(product_tiles, "PROGRAMS", 1)

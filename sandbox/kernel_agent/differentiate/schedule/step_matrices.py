@@ -261,6 +261,4 @@ def _axes(tile: _Tile, numbers: set[Node]) -> dict[Node, int] | None:
         axis = (1 - one.side) ^ turned
         if len(numbers) != 2 or len(told) != 1 or found.setdefault(told.pop(), axis) != axis:
             return None
-    for number in numbers - found.keys():
-        found[number] = 1 - axis
-    return found if set(found.values()) == {0, 1} else None
+    return found if sorted(found.values()) == [0, 1] else None
