@@ -13,8 +13,8 @@ column for each of the steps', also those beyond the last, so that products add 
 
 It is done where one axis of the tile is of the programs and the other of the steps, and where all of the
 products have kernels of their own then. The same is done with a tile that a program has, of two axes of the
-grid, where that took a loop and the launch may have no tiles of the backward's own (`own_tiles`). The matrix costs memory: whether it is worth it is for the tuner to
-measure.
+grid, where that took a loop and the launch may have no tiles of the backward's own (`own_tiles`). The matrix
+costs memory: whether it is worth it is for the tuner to measure.
 """
 
 from __future__ import annotations
