@@ -164,10 +164,12 @@ def test_tile_of_a_program__is_stored_once_for_both_sides(forward) -> None:
 def test_tuner__is_offered_the_matrix_with_blocks_that_fit_without_sums(forward) -> None:
     half = {"dtype": "float16"}
     narrow = {"BLOCK": 64, "num_warps": 8, "num_stages": 2, **MATRIX}
-    assert offered(draft(forward(TWICE), {"M": 8192, "D": 512}, **half)) == [narrow]
+    assert offered(draft(forward(TWICE), {"M": 8192, "D": 512}, **half)) == [narrow, MATRIX]
     wide = [{"BLOCK": size, "num_warps": 8, **MATRIX} for size in (128, 64)]
     assert offered(draft(forward(TWICE), {"M": 8192, "D": 128}, **half)) == wide
     assert offered(draft(forward(NESTED), SIZES[NESTED][0])) == [MATRIX]
+    forwards = draft(forward(LOSS), {"M": 4096, "D": 128, "V": 65536}, **half)  # blocks of 64
+    assert offered(forwards) == [wide[0], MATRIX]
 
 
 def test_matrix_beyond_the_bound__is_not_offered(forward, monkeypatch) -> None:

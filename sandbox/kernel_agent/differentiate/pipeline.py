@@ -620,15 +620,16 @@ def _keeps_matrices(site: trace.Site, asked: Asked) -> bool:
 
 
 def _offer_for_matrices(draft: Draft, plan: Scheduled) -> None:
-    """Tiles of an adjoint as a matrix, with blocks that the main kernel may have then, the two largest: it
-    holds no sums of whole rows."""
+    """Tiles of an adjoint as a matrix, with blocks that the main kernel may have then, as it holds no sums of
+    whole rows: the two largest, or the forward's."""
     if not plan.could_store or not _keeps_matrices(plan.site, draft.asked):
         return
     own = own_blocks.find(plan.site) if plan.site.blocks is None else None
-    found = [{}] if own is None else own_blocks.offers(own, plan.site, sums=False) or [{}]
-    sizes = {next(iter(config.values()), 0): config for config in found[::-1]}
-    largest = sorted(sizes, reverse=True)[:2]
-    tuning.offer_first(draft.configs, [{**sizes[size], "matrix": 1} for size in largest])
+    found = [] if own is None else own_blocks.offers(own, plan.site, sums=False)
+    sizes = {config[own.rows]: config for config in found[::-1]} if own is not None else {}
+    given = 0 if own is None else plan.site.args[own.rows].value
+    larger = [sizes[size] for size in sorted(sizes, reverse=True) if size > given]
+    tuning.offer_first(draft.configs, [{**config, "matrix": 1} for config in [*larger, {}][:2]])
 
 
 def _written(plan: Scheduled, text: FunctionText) -> dict[str, str]:
