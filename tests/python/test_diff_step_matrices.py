@@ -92,6 +92,7 @@ def test_owners__have_wide_tiles_of_their_own_where_those_are_enough(forward) ->
     )
     few = draft(forward(TWICE), dims | {"D": 64}, config={"BLOCK": 64, **MATRIX}, **half)
     assert "tl.zeros([64, 64], tl.float32)" in kernel(few, "lse_kernel_bwd_own")
+    assert few["backward"].count("num_warps=4") == 4  # of two launches, each with two owners
     assert all(len(line) <= 110 for line in result["backward"].splitlines() if '"""' not in line)
 
 

@@ -29,9 +29,9 @@ from .owner import PROGRAMS, Owner, OwnerKernel
 # Elements along each axis of a gradient, the first that leave enough to do for a GPU. Of halves a tile of 128
 # by 128 has 64 operations for each byte that it loads.
 TILES = (128, 64)
+WARPS = {128: 8, 64: 4}
 SUMMED = {2: 64, 4: 32, 8: 16}  # along the axis that is summed over, by the bytes of an element
 BYTES = {"float16": 2, "bfloat16": 2, "float64": 8}
-WARPS = 8
 
 _ELEMENTWISE = {"add", "sub", "mul", "compare", "and", "or", "not", "where", "floordiv", "mod"}
 _TOLD = ("pid", "iv", "phi", "loopout", "ifout", "vpid", "npid")
@@ -133,7 +133,7 @@ class _Tiled:
         effect = GradWrite(write.base, offset, mask, total, g.top, write.line, "store", write.proof)
         effect.covers, effect.layouts, effect.asked = write.covers, write.layouts, write.asked
         made.effects[:], made.grid[:] = [effect], grid
-        made.few, made.warps = False, WARPS
+        made.few, made.warps = False, WARPS[shape[0].value]
 
     def programs(self, first: _Index, second: _Index, mask: Node | None) -> list[Node]:
         """The grid of programs with a tile each, those of one row of tiles one after the other; here they are
