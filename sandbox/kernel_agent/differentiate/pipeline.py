@@ -39,6 +39,7 @@ from .schedule import (
     own_lanes,
     own_tiles,
     partials,
+    product_tiles,
     row_factors,
     row_tiles,
     saved,
@@ -46,6 +47,7 @@ from .schedule import (
     scattered,
     second_launch,
     shared_loops,
+    step_matrices,
     step_rows,
     swapped_lanes,
     tile_queues,
@@ -60,6 +62,7 @@ from .schedule.partials import Partials
 from .schedule.saved import Saved
 from .schedule.scattered import Scattered
 from .schedule.shared_loops import Shared
+from .schedule.step_matrices import StepMatrix
 from .schedule.whole_rows import Rows
 from .write import saving_copy
 from .write.demand import effects_of
@@ -80,6 +83,7 @@ from .write.steps import (
     TilesApart,
     clear_step,
     kept_step,
+    matrix_step,
     operand_step,
     owner_step,
     partials_step,
@@ -97,7 +101,7 @@ TUNED_APART = "the forward's own choice is tuned apart"
 # Where gradients are summed over programs; a kernel that needs none of it has no alternatives.
 SCHEDULES = ("owner", "partials", "atomic")
 # Of a configuration, what asks the passes for something, by yes or no.
-KEYS = ("apart", "operands", "outputs", "saved", "exact", "walks", "disjoint")
+KEYS = ("apart", "operands", "outputs", "saved", "exact", "walks", "disjoint", "matrix")
 # What is raised where an invariant of these passes does not hold for a kernel.
 BROKEN = (AssertionError, NotOwned, RecursionError)
 
@@ -117,6 +121,7 @@ class Asked:
     exact: bool = False  # nothing is read back that an output holds rounded
     walks: bool = False  # sums are in registers also where other gradients are added to at places of data
     disjoint: bool = False  # rows that an output's stores keep apart are disjoint
+    matrix: bool = False  # tiles of an adjoint that several products take are kept as a matrix
     rows: bool = True  # what steps add to rows of a gradient is a product behind their loop
 
 
@@ -376,6 +381,7 @@ def _with_callers(fwd: Forward, hosts: dict[str, ast.FunctionDef]) -> dict[str, 
 def _launch(fwd: Forward, site: trace.Site, kernels: dict[str, str], draft: Draft) -> str:
     """The Function of one launch; the kernels it needs are added to `kernels`."""
     asked = replace(draft.asked, schedule="atomic") if site.tables else draft.asked
+    asked = replace(asked, matrix=asked.matrix and _keeps_matrices(site, asked))
     report: list[LineReport] = []
     meeting = _checked(site, report)
     name = f"{site.kernel_name}_bwd"
@@ -497,9 +503,8 @@ def _part(fwd: Forward, plan: Scheduled, text: FunctionText, kernels: dict[str, 
         tiles = site.blocks.axis if isinstance(site.blocks, block_sizes.Tiles) and fused is None else None
         if plan.shared is not None:
             told = [*notes, plan.shared.note]
-            step = shared_step(
-                text, part, plan.shared, draft.asked.shares, lambda e: emit(owner.name, e, told)
-            )
+            shares = draft.asked.shares or SHARES
+            step = shared_step(text, part, plan.shared, shares, lambda e: emit(owner.name, e, told))
         else:
             emitted = emit(
                 owner.name, reverse.effects, notes + ([] if fused is None else [fused.note]), tiles
@@ -507,9 +512,7 @@ def _part(fwd: Forward, plan: Scheduled, text: FunctionText, kernels: dict[str, 
             step = Step(emitted, "grid")
         if fused is not None:
             step = partials_step(text, part, emitted, fused, draft.programs)
-        tape_step(text, step, plan.taped.buffers)
-        for spill in owner.spills.made.values():
-            kept_step(text, step, spill)
+        _allocate(plan, text, step)
         part.scattered = _scattered(plan)
         part.steps += [
             *(
@@ -544,6 +547,15 @@ def _part(fwd: Forward, plan: Scheduled, text: FunctionText, kernels: dict[str, 
     return part
 
 
+def _allocate(plan: Scheduled, text: FunctionText, step: Step) -> None:
+    """The scratch of the main kernel's launch: what it reads again, and what it keeps for owners."""
+    tape_step(text, step, plan.taped.buffers)
+    for spill in plan.owner.spills.made.values():
+        kept_step(text, step, spill)
+    for matrix in plan.matrices:
+        matrix_step(text, step, matrix)
+
+
 def _operand_steps(
     text: FunctionText, made: OwnerKernel, emit: Callable[[str, list, list[str]], Emitted], notes: list[str]
 ) -> list[Step]:
@@ -575,6 +587,7 @@ def _offer(draft: Draft, plan: Scheduled) -> None:
         tuning.offer(draft.configs, offer)
     _offer_for_products(draft, plan)
     _offer_for_data(draft, plan)
+    _offer_for_matrices(draft, plan)
 
 
 def _offer_for_products(draft: Draft, plan: Scheduled) -> None:
@@ -622,6 +635,31 @@ def _offer_for_data(draft: Draft, plan: Scheduled) -> None:
     if other.totals.kept < plan.totals.kept or other.added:
         for config in reversed(own_tiles.of_table(plan.site, found[0])[:TABLE] + found):
             tuning.offer(draft.configs, config)
+
+
+def _keeps_matrices(site: trace.Site, asked: Asked) -> bool:
+    """Whether all products of tiles that would be stored have kernels of their own: asked of a kernel that is
+    read anew, as passes change one."""
+    if site.again is None:
+        return False
+    try:
+        other = replace(site, kernel=site.again({}, None))
+        return bool(_scheduled(other, "", replace(asked, matrix=True), []).matrices)
+    except (Refusal, *BROKEN):
+        return False
+
+
+def _offer_for_matrices(draft: Draft, plan: Scheduled) -> None:
+    """Tiles of an adjoint as a matrix, with blocks that the main kernel may have then, as it holds no sums of
+    whole rows: the two largest, or the forward's."""
+    if not plan.could_store or not _keeps_matrices(plan.site, draft.asked):
+        return
+    own = own_blocks.find(plan.site) if plan.site.blocks is None else None
+    found = [] if own is None else own_blocks.offers(own, plan.site, sums=False)
+    sizes = {config[own.rows]: config for config in found[::-1]} if own is not None else {}
+    given = 0 if own is None else plan.site.args[own.rows].value
+    larger = [sizes[size] for size in sorted(sizes, reverse=True) if size > given]
+    tuning.offer_first(draft.configs, [{**config, "matrix": 1} for config in [*larger, {}][:2]])
 
 
 def _written(plan: Scheduled, text: FunctionText) -> dict[str, str]:
@@ -686,6 +724,8 @@ class Scheduled:
     saved: list[Saved] = field(default_factory=list)  # by the forward
     offers: list[dict[str, Any]] = field(default_factory=list)  # configurations that ask for something else
     shared: Shared | None = None  # the main kernel's loop
+    matrices: list[StepMatrix] = field(default_factory=list)  # that the main kernel stores for owners
+    could_store: bool = False  # whether there may be some
 
     @property
     def effects(self) -> list:
@@ -727,6 +767,8 @@ def _scheduled(site: trace.Site, name: str, asked: Asked, known: list[LineReport
         kept = saved_tiles.use(reverse, site)
     divisors.invert(reverse)
     gathered = step_rows.gather(reverse) if asked.rows and asked.schedule != "atomic" else []
+    could = asked.schedule != "atomic" and not asked.matrix and step_matrices.offers(reverse, site)
+    matrices = step_matrices.use(reverse, site) if asked.matrix else []
     totals.atomics = len(writes(reverse.effects))
     if asked.schedule != "atomic":
         folded.run(reverse)
@@ -756,6 +798,10 @@ def _scheduled(site: trace.Site, name: str, asked: Asked, known: list[LineReport
         gradient_writes.fill(reverse)
     if any(write.kind == "atomic_add" for write in writes(reverse.effects) if write in gathered):
         return _scheduled(site, name, replace(asked, rows=False), known)
+    for made in owner.kernels if matrices else ():
+        product_tiles.tile(owner, made, [one.name for one in matrices])
+    if step_matrices.stays(reverse, matrices):
+        return _scheduled(site, name, replace(asked, matrix=False), known)
     taped = forward_values.Tape(reverse, lambda buffer: forward_values.size(buffer, site)).run()
     plan = Scheduled(
         site,
@@ -767,12 +813,14 @@ def _scheduled(site: trace.Site, name: str, asked: Asked, known: list[LineReport
         totals,
         saved=kept,
         offers=offers,
+        matrices=matrices,
+        could_store=could,
     )
     plan.offers += tuning.one_warp(reverse, site)
     alone = not (plan.fused or plan.after or owner.spills.made or taped.buffers)
-    if alone and asked.schedule != "atomic":
+    if alone and asked.schedule != "atomic" and not matrices:
         plan.offers += _shares(reverse, site)
-    if alone and asked.shares:
+    if alone and (asked.shares or matrices):
         plan.shared = shared_loops.find(reverse, site.launch.grid)
     totals.kept = sum(w.kind == "atomic_add" for w in plan.writes) + len(plan.added)
     totals.tape = sum(forward_values.size(b, site) for b in taped.buffers)

@@ -19,6 +19,8 @@ is left.
     kept_tiles       where in a matrix whole tiles of them are stored
     operands         tiles that products take more than loaded, computed once in front of an owner kernel
     saved_tiles      tiles that the forward saves, so that no product is computed again
+    step_matrices    tiles of an adjoint that products of several gradients take, stored once as a matrix
+    product_tiles    tiles of their own for kernels that own products of such a matrix
     step_rows        what steps of a loop add to rows of a gradient is a product behind it
     sunk_sums        what is linear in a product of each step, done to their sum behind the loop
     row_factors      what products of blocks are multiplied with, row by row, behind them

@@ -32,8 +32,8 @@ from ..reverse import normalised, running_maxima
 
 # Rows, columns, warps. For heads of 64 half numbers, sm_90 spills nothing in the first two, some in the last.
 OFFERED = ((64, 64, 4), (64, 128, 8), (128, 64, 8), (128, 128, 8), (64, 128, 4))
-# Of rows and columns alike, and warps.
-ALIKE = ((128, 8), (64, 8), (64, 4), (32, 4))
+# Of rows and columns alike, and warps; sixteen of those where eight have too few registers.
+ALIKE = ((128, 8), (64, 8), (64, 16), (64, 4), (32, 4))
 REGISTERS = 65536  # of 32 bits, that eight warps have
 FULL = (
     0.5  # of them, that may hold sums and a tile: with .56, 64 rows of 512, an H200 took five times as long
@@ -62,9 +62,9 @@ class Own:
         made = Sizes(own, self.rows, self.axis, site.lines, self.length)
         return None if own == given or made.launch(site.launch) is site.launch else made
 
-    def fits(self, size: int, warps: int) -> bool:
-        """Whether registers can hold sums of whole rows and a tile."""
-        return size * (self.width + size) <= FULL * REGISTERS * warps / 8
+    def fits(self, size: int, warps: int, sums: bool = True) -> bool:
+        """Whether registers can hold sums of whole rows, if there are any, and a tile."""
+        return size * (self.width * sums + size) <= FULL * REGISTERS * warps / 8
 
     def stages(self, size: int) -> int:
         """So many blocks of columns shared memory can hold, beside one of rows and a tile."""
@@ -168,11 +168,15 @@ def _rows(site: Site, names: set[str]) -> tuple[int, int]:
     return width, max(BYTES.get(real(side.dtype), 2) for side in sides)
 
 
-def offers(own: Own, site: Site) -> list[dict[str, Any]]:
-    """Configurations for the tuner, the likeliest first."""
+def offers(own: Own, site: Site, sums: bool = True) -> list[dict[str, Any]]:
+    """Configurations for the tuner, the likeliest first. `sums`: the backward has those of whole rows."""
     if own.rows == own.columns:
         given = site.launch.num_stages
-        fitting = [(size, warps, own.stages(size)) for size, warps in ALIKE if own.fits(size, warps)]
+        fitting = [
+            (size, warps, own.stages(size))
+            for size, warps in ALIKE
+            if own.fits(size, warps, sums) and not (warps == 16 and own.fits(size, 8, sums))
+        ]
         found = [
             {own.rows: size, "num_warps": warps, **({"num_stages": most} if most < given else {})}
             for size, warps, most in fitting

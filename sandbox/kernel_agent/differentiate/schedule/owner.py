@@ -67,6 +67,7 @@ class OwnerKernel:
     notes: list[str] = field(default_factory=list)  # what stands above it
     operands: list[Operand] = field(default_factory=list)  # that kernels in front of it compute
     entries: Node | None = None  # how many its programs walk, which add to its gradients atomically
+    warps: int | None = None  # where it has others than all, and stages
 
 
 class Owner:
@@ -370,7 +371,8 @@ class Owner:
                 continue
             if node.op in ("phi", "loopout"):
                 return False
-            taped = node.op == "load" and node.attrs.get("buffer") and not node.attrs.get("saved")
+            stored = node.attrs.get("saved") or node.attrs.get("matrix")
+            taped = node.op == "load" and node.attrs.get("buffer") and not stored
             if taped and node.args[0].attrs["name"] not in spilled:
                 return False
             stack += [n for n in operands(node) if isinstance(n, Node)]

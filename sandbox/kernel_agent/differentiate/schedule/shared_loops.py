@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..ir.graph import Graph
-from ..ir.nodes import For, GradWrite, Node, nodes_in
+from ..ir.nodes import For, GradWrite, Node, TapeStore, nodes_in
 from ..ir.simplify import is_zero
 from ..reverse.sweep import Reverse
 from .owner import PROGRAMS
@@ -34,18 +34,20 @@ class Shared:
     loop: For
     writes: list[GradWrite]
     axis: int
+    stores: bool = False  # whether its steps store tiles
 
     @property
     def note(self) -> str:
         """What the kernel says of it."""
-        return f"programs along axis {self.axis} share the loop out; their sums are added up afterwards"
+        after = "; their sums are added up afterwards" if self.bases else ""
+        return f"programs along axis {self.axis} share the loop out{after}"
 
     @property
     def bases(self) -> list[str]:
         return list(dict.fromkeys(w.base.attrs["name"] for w in self.writes if w.kind == "store"))
 
     @contextlib.contextmanager
-    def walked(self) -> Iterator[list[GradWrite]]:
+    def walked(self) -> Iterator[list[GradWrite | For]]:
         """What a share stores; while it is written down the loop has the steps of one."""
         g = self.g
         split = g.intern("pid", (), {"axis": self.axis, "kernel": "shared"}, "int32", ())
@@ -53,7 +55,7 @@ class Shared:
         region = self.loop.region
         assert region.bounds is not None
         whole = low, high, step = region.bounds
-        made = []
+        made: list[GradWrite | For] = [self.loop] if self.stores else []
         with g.at(g.top):
             region.bounds = (g.add(low, g.mul(split, step)), high, g.mul(splits, step))
             for write in self.writes:
@@ -74,20 +76,34 @@ class Shared:
 def find(reverse: Reverse, grid: tuple[int, ...]) -> Shared | None:
     """The one loop of a main kernel, if all that it stores is linear in sums that the loop makes."""
     g = reverse.kernel.graph
-    writes = [e for e in reverse.effects if not isinstance(e, For) or e.effects]  # others only make values
-    loops = {n.attrs["loop"] for n in nodes_in(writes) if n.op == "loopout"}
+    effects = [e for e in reverse.effects if not isinstance(e, For) or e.effects]  # others only make values
+    storing = [e for e in effects if isinstance(e, For) and _only_stores(e)]
+    writes = [e for e in effects if e not in storing]
+    loops = {n.attrs["loop"] for n in nodes_in(writes) if n.op == "loopout"} | {*storing}
     if len(grid) > 2 or len(loops) != 1 or not all(_is_part(w, reverse) for w in writes):
         return None
     if len({w.base for w in writes}) < len({(w.base, w.kind) for w in writes}):  # some both stored and added
         return None
     (loop,) = loops
-    plain = not (loop.effects or loop.tape or loop.provides) and loop.cond is None and loop.outer is g.top
+    bare = loop in storing or not loop.effects
+    plain = bare and not (loop.tape or loop.provides) and loop.cond is None and loop.outer is g.top
     phis = {c.phi for c in loop.carries}
     sums = all(is_zero(c.init) and _adds(c.next, c.phi, phis) for c in loop.carries)
     places = [n for w in writes for n in (w.offset, w.mask) if n is not None]
     if not plain or not sums or _holds(places) or any(n.op == "ifout" for n in nodes_in(writes)):
         return None
-    return Shared(g, loop, writes, len(grid)) if all(_linear(w.value) for w in writes) else None
+    linear = all(_linear(w.value) for w in writes) and not phis & set(nodes_in(_stored(loop)))
+    return Shared(g, loop, writes, len(grid), loop in storing) if linear else None
+
+
+def _only_stores(loop: For) -> bool:
+    """Whether all that a loop does in its steps is to store tiles."""
+    return all(isinstance(e, TapeStore) or isinstance(e, For) and not e.effects for e in loop.effects)
+
+
+def _stored(loop: For) -> list[Node]:
+    """The tiles that the steps of a loop store."""
+    return [e.value for e in loop.effects if isinstance(e, TapeStore)]
 
 
 def offers(reverse: Reverse, grid: tuple[int, ...]) -> bool:

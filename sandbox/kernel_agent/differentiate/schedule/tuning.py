@@ -83,6 +83,13 @@ def offer(configs: list[dict[str, Any]], config: dict[str, Any], early: bool = T
         del configs[MOST:]
 
 
+def offer_first(configs: list[dict[str, Any]], found: list[dict[str, Any]]) -> None:
+    """Put configurations before all others, but for one that shares a loop out."""
+    shared = [one for one in configs[:1] if one.keys() == {"shares"}]
+    every = [*shared, *found, *configs]
+    configs[:] = [one for at, one in enumerate(every) if one not in every[:at]][:MOST]
+
+
 def _tuner(fwd: Forward, name: str) -> Any:
     """The autotuner around a kernel, None without one."""
     kernel: Any = getattr(fwd.module, name, None)

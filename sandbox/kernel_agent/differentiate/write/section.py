@@ -42,6 +42,7 @@ class Step:
     setup: list[str] = field(default_factory=list)
     sums: list[tuple[str, str]] = field(default_factory=list)  # partial sums, and what they are gradients of
     only: str = ""  # the host's name for whether it is made; "": always
+    warps: int | None = None  # others than all have; then it has the stages that Triton takes, too
 
 
 @dataclass
@@ -135,7 +136,8 @@ class FunctionText:
         ]
         values += [n if n in self.saving else step.extra[n] for n in emitted.extra]
         values += [f"{n}={self.value(n)}" for n in constexprs]
-        values += [f"{name}={value}" for name, value in self.options(rows).items()]
+        options = self.options(rows) if step.warps is None else {"num_warps": step.warps}
+        values += [f"{name}={value}" for name, value in options.items()]
         setup, grid = step.setup, step.grid
         if len(grid) > 50:
             alone = grid.endswith(",)")

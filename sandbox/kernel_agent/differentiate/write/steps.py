@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 from ..ir.nodes import Node, real
@@ -17,6 +18,7 @@ from ..schedule.owner import Owner, OwnerKernel
 from ..schedule.partials import Partials
 from ..schedule.scattered import Scattered
 from ..schedule.shared_loops import Shared
+from ..schedule.step_matrices import StepMatrix
 from .emit import Emitted
 from .line_breaks import tuple_text
 from .section import FunctionText, Part, Step
@@ -52,6 +54,15 @@ def kept_step(text: FunctionText, step: Step, spill: Spill) -> None:
         scratch(text, step, spill, f"{program_count(text.site)} * {text.expr(spill.numel, 11)}")
 
 
+def matrix_step(text: FunctionText, step: Step, made: StepMatrix) -> None:
+    """Allocate a matrix that the main kernel stores, of elements that hold what each product takes."""
+    types = list(dict.fromkeys(_element(text, dtype) for dtype in made.types))
+    dtype = functools.reduce(lambda a, b: f"torch.promote_types({a}, {b})", types)
+    size = " * ".join(text.expr(n, 11) for n in (made.index.height, made.index.width))
+    step.setup.append(f"{made.name} = torch.empty({size}, dtype={dtype}, device={text.device()})")
+    step.extra[made.name] = made.name
+
+
 def scratch(text: FunctionText, step: Step, buffer: forward_values.Buffer | Spill, size: str) -> None:
     """Allocate so many elements."""
     dtype = _dtype(text, buffer)
@@ -66,11 +77,16 @@ def scratch(text: FunctionText, step: Step, buffer: forward_values.Buffer | Spil
 
 
 def _dtype(text: FunctionText, buffer: forward_values.Buffer | Spill) -> str:
-    if is_named(buffer.dtype):
-        return f"torch.{'float64' if real(buffer.dtype) == 'float64' else 'float32'}"
-    if buffer.dtype.startswith("$"):  # that of a tensor's elements
-        return f"{text.value(buffer.dtype.split(':')[1])}.dtype"
-    return f"torch.{'bool' if buffer.dtype == 'int1' else buffer.dtype}"
+    return _element(text, buffer.dtype)
+
+
+def _element(text: FunctionText, dtype: str) -> str:
+    """What the host calls a type."""
+    if is_named(dtype):
+        return f"torch.{'float64' if real(dtype) == 'float64' else 'float32'}"
+    if dtype.startswith("$"):  # that of a tensor's elements
+        return f"{text.value(dtype.split(':')[1])}.dtype"
+    return f"torch.{'bool' if dtype == 'int1' else dtype}"
 
 
 def partials_step(text: FunctionText, part: Part, emitted: Emitted, fused: Partials, programs: int) -> Step:
@@ -182,7 +198,7 @@ def owner_step(
 ) -> Step:
     """The launch of an owner kernel: its grid from the forward's sizes, partial sums added up afterwards.
     `splits`: programs that share such a sum; `runs`: those that walk entries of a table."""
-    step = Step(emitted, tuple_text([text.expr(count) for count in made.grid]))
+    step = Step(emitted, tuple_text([text.expr(count) for count in made.grid]), warps=made.warps)
     pass_extra(step, made.optional)
 
     def ask(bad: str, wanted: str) -> None:
