@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from diff_support import assert_right, draft, edits_of, errors
-from kernel_agent.differentiate.schedule import aligned_rows
+from kernel_agent.differentiate.schedule import aligned_rows, operands
 from test_diff_own_tiles import few_programs_are_enough
 
 __all__ = ["few_programs_are_enough"]
@@ -245,3 +245,43 @@ def test_operand_of_two_products__is_loaded_once(changed) -> None:
     owner = kernel(result["backward"], OWNER)
     assert owner.count("d_acc = tl.load(operand_d_acc + ") == 1 and owner.count("tl.load(operand_") == 3
     assert_right(file, result, CASES)
+
+
+LOADED = "w = tl.load(w_ptr + w_offs, mask=(n[None, :] < N) & (k[:, None] < K), other=0)"
+CALL = "linear_kernel[grid](x, w, s, y, M, N, K, "
+COSINES = (
+    ("M, N, K,\n", "M, N, K, TURNED: tl.constexpr,\n"),
+    (CALL, f"{CALL}TURNED=False, "),
+    (
+        LOADED,
+        """if TURNED:
+            p, q = n[None, :] + 1, k[:, None]
+        else:
+            p, q = k[:, None] + 1, n[None, :]
+        w = tl.cos((p * q % 97).to(tl.float32) * 0.06)""",
+    ),
+)
+
+
+@pytest.mark.parametrize("flag", ["False", "True"])
+def test_table_of_cosines__is_computed_once_though_nothing_is_loaded_for_it(changed, flag: str) -> None:
+    file = changed(*COSINES, ("TURNED=False", f"TURNED={flag}"))
+    result = draft(file, DIMS, config=OPERANDS)
+    backward = result["backward"]
+    assert "tl.cos(" in kernel(backward, "def linear_kernel_bwd_x_operand_w(")
+    assert "if TURNED:" in kernel(backward, "def linear_kernel_bwd_x_operand_w(")
+    assert "tl.cos(" not in kernel(backward, OWNER)
+    assert_right(file, result, CASES)
+
+
+def test_table_that_takes_no_function__is_made_in_each_step(changed) -> None:
+    plain = COSINES[-1][1].replace(
+        "tl.cos((p * q % 97).to(tl.float32) * 0.06)", "(p * q % 97).to(tl.float32)"
+    )
+    result = draft(changed(*COSINES[:-1], (LOADED, plain)), DIMS, config=OPERANDS)
+    assert "% 97" in kernel(result["backward"], OWNER)
+
+
+def test_table_without_room__is_made_in_each_step(changed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operands, "MOST", 1 << 10)
+    assert "tl.cos(" in kernel(draft(changed(*COSINES), DIMS, config=OPERANDS)["backward"], OWNER)

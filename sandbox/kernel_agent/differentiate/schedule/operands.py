@@ -11,7 +11,8 @@ product takes; the owner loads that. A tile lies in one piece, as it is, with al
 matrix: which elements are inside is not asked again, and its rows are aligned whatever the lengths are.
 
 It is done where the loops reach each tile in every call, and where the operand is no larger than what is
-loaded for it.
+loaded for it; or where nothing is loaded for it, it takes functions to make, as a table of cosines does, and
+it has room.
 """
 
 from __future__ import annotations
@@ -24,12 +25,13 @@ from ...source import words
 from ..ir.graph import Graph
 from ..ir.names import suggested
 from ..ir.nodes import Node, Region, TapeStore, beneath, nodes_in, real
-from ..ir.rewriter import Rewriter
+from ..ir.transplant import Graft
 from ..ir.values import is_named
 from ..prove.affine import Affine, nonzero
 from .kept_values import Spill
 
-_NOT_OF_A_TILE = words("phi loopout ifout vpid npid dot")
+MOST = 1 << 28  # bytes in the traced call of an operand that nothing is loaded for
+_NOT_OF_A_TILE = words("phi loopout vpid npid dot")
 _BITS = {"float8e4nv": 8, "float8e5": 8, "float16": 16, "bfloat16": 16, "float32": 32, "float64": 64}
 
 
@@ -46,19 +48,26 @@ class Operand:
 
     def bytes(self, g: Graph, grid: tuple[int, ...]) -> int:
         """What it takes in the traced call."""
-        known = [g.concrete(count, g.launched(grid)) for count in (*self.counts, self.kept.numel)]
-        return math.prod(int(n or 1) for n in known) * _BITS[real(self.kept.dtype)] // 8
+        return _bytes(g, grid, (*self.counts, self.kept.numel), self.kept.dtype)
 
 
 class Operands:
     """Those of one owner kernel."""
 
     def __init__(
-        self, g: Graph, name: str, grid: list[Node], in_kernel: Callable[[Node], Node], asked: bool
+        self,
+        g: Graph,
+        name: str,
+        grid: list[Node],
+        in_kernel: Callable[[Node], Node],
+        asked: bool,
+        traced: tuple[int, ...],
     ) -> None:
         """`grid`: that of the owner kernel, for the host. `in_kernel`: what the host counts, as a generated
-        kernel has it. `asked`: whether to replace any; else `offered` says whether there are some."""
+        kernel has it. `asked`: whether to replace any; else `offered` says whether there are some. `traced`:
+        the forward's grid in the traced call."""
         self.g, self.name, self.grid, self.in_kernel, self.asked = g, name, grid, in_kernel, asked
+        self.traced = traced
         self.ids: set[Node] = set()  # all that the owner kernel has of its programs
         self.steps: set[Node] = set()  # those of them that stand for steps of the forward
         self.made: dict[Node, Operand] = {}
@@ -86,13 +95,15 @@ class Operands:
         """The numbers of the grid and of loops that tell an operand's tile, if it is one to compute once."""
         if len(value.shape) != 2 or is_named(value.dtype) or _BITS.get(real(value.dtype), 8) < 16:
             return None
-        if _is_loaded(value) or any(n.op in _NOT_OF_A_TILE for n in nodes_in([value])):
+        if _is_loaded(value) or any(map(_is_no_part, nodes_in([value]))):
             return None
         numbers = _told_by([value])
         if not all(region.is_loop or self._only_saves_work(region, numbers) for region in _around(value)):
             return None
         again = bool(self.ids - numbers) and any(n.op == "iv" for n in numbers)
-        if not again or not numbers <= counts.keys() or self._largest(value) is None:
+        if not again or not numbers <= counts.keys():
+            return None
+        if self._largest(value) is None and not self._is_costly(value, numbers, counts):
             return None
         found = sorted(numbers, key=lambda n: (n.op != "pid", n.attrs.get("axis", 0), n.id))
         affine = Affine(self.g)
@@ -108,6 +119,15 @@ class Operands:
         loads = [n for n in nodes_in([value]) if n.op == "load" and len(n.shape) == 2]
         whole = [n for n in loads if not any(map(self.g.is_one, n.shape))]
         return next((n for n in whole if _told_by([n]) == _told_by([value])), None)
+
+    def _is_costly(self, value: Node, numbers: set[Node], counts: Mapping[Node, Node]) -> bool:
+        """Whether an operand that nothing is loaded for takes long to make again, as a table of cosines does,
+        and has room."""
+        inside = list(nodes_in([value]))
+        if any(n.op == "load" for n in inside) or not any(n.op == "call" and n.shape for n in inside):
+            return False
+        sizes = (*(counts[number] for number in numbers), self.g.product(value.shape))
+        return _bytes(self.g, self.traced, sizes, value.dtype) <= MOST
 
     def _columns_first(self, value: Node) -> bool:
         """Whether neighbours in memory are below each other in what is loaded."""
@@ -162,17 +182,30 @@ class Operands:
                 table[number], table[first] = g.make("mod", (left, size)), g.make("floordiv", (left, size))
             for number, made in table.items():
                 made.hint = made.hint or number.hint
-            tile = Rewriter(g, table.get).node(value)
+            graft = Graft(g, table, g.top)
+            graft.regions |= dict.fromkeys(value.home.chain(), g.top)
+            tile = graft.node(value)
             effect = TapeStore(name, self._place(value, g.cast(program, "int64")), tile, g.top)
         return Operand(
             f"{self.name}_{name}", called, kept, [effect], [counts[n] for n in numbers], value.line
         )
 
 
+def _bytes(g: Graph, grid: tuple[int, ...], counts: Iterable[Node], dtype: str) -> int:
+    """What so many elements take in a call with this grid."""
+    known = [g.concrete(count, g.launched(grid)) for count in counts]
+    return math.prod(int(n or 1) for n in known) * _BITS[real(dtype)] // 8
+
+
 def _is_loaded(value: Node) -> bool:
     """Whether an operand is what is loaded, of as many bits or more."""
     core = beneath(value, "cast", "permute")
     return core.op == "load" and core.is_float and _BITS[real(core.dtype)] >= _BITS[real(value.dtype)]
+
+
+def _is_no_part(node: Node) -> bool:
+    """Whether a value is one that an operand is not made of. Flags choose alike in all kernels."""
+    return node.op in _NOT_OF_A_TILE or node.op == "ifout" and not node.attrs["if"].static
 
 
 def _told_by(values: Iterable[Node]) -> set[Node]:

@@ -424,7 +424,7 @@ class Owner:
         label, part = self._label(plans), plans[0].parts[0]
         sizes = [self._trips(plans[0], i) for i in range(len(part.trips))]
         own, grid, share = self._grid(label, part, sizes, True, False)
-        operands = Operands(self.g, f"{self.name}_{label}", grid, self.in_kernel, False)
+        operands = Operands(self.g, f"{self.name}_{label}", grid, self.in_kernel, False, self.grid)
         nest = runs.RunNest(self, [plan.parts[0] for plan in plans], own, False, share, operands)
         nest.totals()
         made = OwnerKernel(f"{self.name}_{label}", nest.effects, grid, [p.base.attrs["name"] for p in plans])
@@ -463,7 +463,7 @@ class Owner:
             return
 
         own, grid, splits = self._grid(label, first.parts[0], sizes, split, queued)
-        operands = Operands(g, f"{self.name}_{label}", grid, self.in_kernel, self.prepares)
+        operands = Operands(g, f"{self.name}_{label}", grid, self.in_kernel, self.prepares, self.grid)
         nests = [
             Nest(self, [plan.parts[n] for plan in plans], own, first.absolute, splits, operands)
             for n in range(len(first.parts))
