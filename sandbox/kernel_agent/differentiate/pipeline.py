@@ -152,10 +152,11 @@ class Draft:
     def alternatives(self) -> list[str]:
         """Other schedules for the tuner to try, before configurations; not atomic adds of products of
         matrices whose owners may have tiles of their own: those took twice as long wherever they were
-        timed."""
+        timed. Nor where a matrix is tried first, which has owners alone."""
         if self.only or not self.atomics_naive:
             return []
         owned = not self.atomics and any(config.get("apart") for config in self.configs)
+        owned = owned or any(config.get("matrix") for config in self.configs[:1])
         return [name for name in SCHEDULES if name != self.schedule and not (owned and name == "atomic")]
 
 
@@ -651,15 +652,22 @@ def _keeps_matrices(site: trace.Site, asked: Asked) -> bool:
 
 def _offer_for_matrices(draft: Draft, plan: Scheduled) -> None:
     """Tiles of an adjoint as a matrix, with blocks that the main kernel may have then, as it holds no sums of
-    whole rows: the two largest, or the forward's."""
+    whole rows: the two largest that rows of all sizes in SWEEP leave room for, or the forward's. First where
+    rows are so wide that a product takes longer than a tile to store and load, else last."""
     if not plan.could_store or not _keeps_matrices(plan.site, draft.asked):
         return
     own = own_blocks.find(plan.site) if plan.site.blocks is None else None
-    found = [] if own is None else own_blocks.offers(own, plan.site, sums=False)
-    sizes = {config[own.rows]: config for config in found[::-1]} if own is not None else {}
-    given = 0 if own is None else plan.site.args[own.rows].value
-    larger = [sizes[size] for size in sorted(sizes, reverse=True) if size > given]
-    tuning.offer_first(draft.configs, [{**config, "matrix": 1} for config in [*larger, {}][:2]])
+    larger: list[dict[str, Any]] = []
+    if own is not None:
+        own = replace(own, width=max(own.width, draft.longest.get(own.width, 0)))
+        sizes = {config[own.rows]: config for config in own_blocks.offers(own, plan.site, sums=False)[::-1]}
+        given = plan.site.args[own.rows].value
+        larger = [sizes[size] for size in sorted(sizes, reverse=True) if size > given]
+    found = [{**config, "matrix": 1} for config in [*larger, {}][:2]]
+    if own is not None and own.width >= step_matrices.WIDE:
+        tuning.offer_first(draft.configs, found)
+    else:
+        tuning.offer_last(draft.configs, found[0])
 
 
 def _written(plan: Scheduled, text: FunctionText) -> dict[str, str]:

@@ -95,7 +95,7 @@ class Operands:
         """The numbers of the grid and of loops that tell an operand's tile, if it is one to compute once."""
         if len(value.shape) != 2 or is_named(value.dtype) or _BITS.get(real(value.dtype), 8) < 16:
             return None
-        if _is_loaded(value) or any(map(_is_no_part, nodes_in([value]))):
+        if _is_loaded(value) or any(n.op in _NOT_OF_A_TILE for n in nodes_in([value])):
             return None
         numbers = _told_by([value])
         if not all(region.is_loop or self._only_saves_work(region, numbers) for region in _around(value)):
@@ -103,7 +103,8 @@ class Operands:
         again = bool(self.ids - numbers) and any(n.op == "iv" for n in numbers)
         if not again or not numbers <= counts.keys():
             return None
-        if self._largest(value) is None and not self._is_costly(value, numbers, counts):
+        chosen = any(n.op == "ifout" for n in nodes_in([value]))
+        if (chosen or self._largest(value) is None) and not self._is_costly(value, numbers, counts):
             return None
         found = sorted(numbers, key=lambda n: (n.op != "pid", n.attrs.get("axis", 0), n.id))
         affine = Affine(self.g)
@@ -122,9 +123,11 @@ class Operands:
 
     def _is_costly(self, value: Node, numbers: set[Node], counts: Mapping[Node, Node]) -> bool:
         """Whether an operand that nothing is loaded for takes long to make again, as a table of cosines does,
-        and has room."""
+        and has room. Flags choose alike in all kernels."""
         inside = list(nodes_in([value]))
-        if any(n.op == "load" for n in inside) or not any(n.op == "call" and n.shape for n in inside):
+        if any(n.op == "load" or n.op == "ifout" and not n.attrs["if"].static for n in inside):
+            return False
+        if not any(n.op == "call" and n.shape for n in inside):
             return False
         sizes = (*(counts[number] for number in numbers), self.g.product(value.shape))
         return _bytes(self.g, self.traced, sizes, value.dtype) <= MOST
@@ -201,11 +204,6 @@ def _is_loaded(value: Node) -> bool:
     """Whether an operand is what is loaded, of as many bits or more."""
     core = beneath(value, "cast", "permute")
     return core.op == "load" and core.is_float and _BITS[real(core.dtype)] >= _BITS[real(value.dtype)]
-
-
-def _is_no_part(node: Node) -> bool:
-    """Whether a value is one that an operand is not made of. Flags choose alike in all kernels."""
-    return node.op in _NOT_OF_A_TILE or node.op == "ifout" and not node.attrs["if"].static
 
 
 def _told_by(values: Iterable[Node]) -> set[Node]:

@@ -35,6 +35,9 @@ from ..reverse.sweep import Reverse, writes
 from . import own_tiles
 
 MOST = 1 << 30  # bytes of a matrix in the traced call, where it is offered
+# Elements of rows from which on a product for each of a tile's takes an H200 as long as to store it and load
+# it twice, in halves: 512 operations and 6 bytes. With 64 and 128 a matrix took up to twice as long.
+WIDE = 256
 BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
 

@@ -90,6 +90,11 @@ def offer_first(configs: list[dict[str, Any]], found: list[dict[str, Any]]) -> N
     configs[:] = [one for at, one in enumerate(every) if one not in every[:at]][:MOST]
 
 
+def offer_last(configs: list[dict[str, Any]], config: dict[str, Any]) -> None:
+    """Put a configuration behind all others, in place of one that is too many."""
+    configs[MOST - 1 :] = [config]
+
+
 def _tuner(fwd: Forward, name: str) -> Any:
     """The autotuner around a kernel, None without one."""
     kernel: Any = getattr(fwd.module, name, None)
