@@ -1,4 +1,4 @@
-"""Loops whose reverse needs a few numbers of the block that they carry: those are taped, and not the block."""
+"""Loops whose reverse needs a few numbers of the block that they carry: a tape of those, not of the block."""
 
 from __future__ import annotations
 

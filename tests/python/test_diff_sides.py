@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from diff_support import assert_right, draft
-from kernel_agent.differentiate import pipeline
+from kernel_agent.differentiate import plans
 from kernel_agent.differentiate.ir.graph import Graph
 from kernel_agent.differentiate.schedule import flags
 
@@ -243,8 +243,8 @@ def test_flags__of_which_none_helps__cost_few_schedules(
 ) -> None:
     """Six flags have 12 answers and 60 pairs of answers; where all are known, nothing is proven either."""
     made = []
-    side = pipeline._of_side
-    monkeypatch.setattr(pipeline, "_of_side", lambda site, facts: made.append(facts) or side(site, facts))
+    side = plans._of_side
+    monkeypatch.setattr(plans, "_of_side", lambda site, facts: made.append(facts) or side(site, facts))
     file = write(SIX)
     result = draft(file, {"N": 24, "M": 9})
     assert result["report"]["atomics"] == 1

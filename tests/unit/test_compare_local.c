@@ -361,8 +361,8 @@ static void part__row_that_cancels__may_keep_the_rounding_of_its_terms(void **st
     free_triple(t);
 }
 
-/* A row of which a causal mask leaves one element, small because terms cancel: rounding of the zeros beside it
- * is none. */
+/* A row of which a causal mask leaves one element, small because terms cancel: rounding of the zeros beside
+ * it is none. */
 static void part__element_among_zeros__may_be_as_far_off_as_one_among_others(void **state)
 {
     (void)state;

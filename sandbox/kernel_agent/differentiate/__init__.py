@@ -9,9 +9,9 @@
     def _(g, node, d): ...
 
 One pass a module, in groups. A group uses the ones before it: `ir` (the graph), `prove` (addresses), `read`
-(source to graph), `reverse` (adjoints), `schedule` (who writes what) and `write` (text). `pipeline` runs them
-on a launch, `function` on a function without one; `operation` is the child's. scripts/house.py keeps the
-order.
+(source to graph), `reverse` (adjoints), `schedule` (who writes what) and `write` (text). `plans` runs the
+passes on one launch, `pipeline` on a file, down to its text, `offers` for what a tuner may ask, `function` on
+a function without a launch; `operation` is the child's. scripts/house.py keeps the order.
 """
 
 from .api import autodiff, grad, rule

@@ -18,52 +18,43 @@ import triton.language
 
 from .. import draw
 from ..forward import Forward
-from .ir.nodes import GradWrite, If, Node, Store, walk
+from .ir.nodes import GradWrite
 from .ir.refusal import Refusal
 from .ir.report import LineReport, Why
-from .ir.values import Kernel, is_static, signature
+from .ir.values import is_static
+from .offers import offer
+from .plans import (
+    BROKEN,
+    Asked,
+    Flagged,
+    Scheduled,
+    Sides,
+    check_inplace,
+    keeps_matrices,
+    leaves,
+    of_rows,
+    planned,
+    sums,
+)
 from .prove import overwrite
 from .read import block_sizes, launchers, parted, trace
 from .read.home import Home
 from .read.host_functions import HostFunctions, Method
-from .reverse import forward_values, normalised, running_maxima, wrapped_indices, written_once
-from .reverse.sweep import Reverse, writes
+from .reverse.sweep import writes
 from .schedule import (
-    divisors,
-    flags,
-    folded,
-    gradient_writes,
     handed_on,
-    own_adds,
     own_blocks,
     own_lanes,
     own_tiles,
-    partials,
-    product_tiles,
-    row_factors,
     row_tiles,
-    saved,
-    saved_tiles,
     scattered,
-    second_launch,
-    shared_loops,
-    step_matrices,
-    step_rows,
-    swapped_lanes,
-    tile_queues,
     tuning,
     whole_rows,
 )
-from .schedule.decisions import Totals, advise, header
+from .schedule.decisions import advise, header
 from .schedule.gradient_writes import SKIPPED
-from .schedule.nests import NotOwned
-from .schedule.owner import Owner, OwnerKernel
-from .schedule.partials import Partials
-from .schedule.saved import Saved
+from .schedule.owner import OwnerKernel
 from .schedule.scattered import Scattered
-from .schedule.shared_loops import Shared
-from .schedule.step_matrices import StepMatrix
-from .schedule.whole_rows import Rows
 from .write import saving_copy
 from .write.demand import effects_of
 from .write.emit import Emitted, Emitter
@@ -94,35 +85,11 @@ from .write.steps import (
 
 PROGRAMS = 256  # that keep private sums, in all: about two on each multiprocessor
 SPLITS = 128  # programs that share the outermost sum of a gradient with few tiles
-RUNS = (512, 2048)  # programs that walk the entries of a table, in all
-TABLE = 3  # tiles that are offered beside rows of a table
-FLAGS = 2  # of which each side of a launch may have kernels of its own
 TUNED_APART = "the forward's own choice is tuned apart"
 # Where gradients are summed over programs; a kernel that needs none of it has no alternatives.
 SCHEDULES = ("owner", "partials", "atomic")
 # Of a configuration, what asks the passes for something, by yes or no.
 KEYS = ("apart", "operands", "outputs", "saved", "exact", "walks", "disjoint", "matrix")
-# What is raised where an invariant of these passes does not hold for a kernel.
-BROKEN = (AssertionError, NotOwned, RecursionError)
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What a schedule and a configuration ask of the passes."""
-
-    schedule: str
-    splits: int = 0  # programs that share a sum of products; 0: it is shared where it is long
-    shares: int = 0  # programs of a kernel that would have few, which share its loop; 0: they do not
-    runs: int = 0  # programs that walk entries of a table, those that name the same in turn; 0: none do
-    apart: bool = False  # kernels of the backward have tiles of their own each, where the launch has others
-    outputs: bool = False  # read back what took a sum, where an output holds it
-    operands: bool = False  # those of products are computed once, where more than one program would
-    saved: bool = False  # the forward saves numbers that took a sum, and what random numbers decide
-    exact: bool = False  # nothing is read back that an output holds rounded
-    walks: bool = False  # sums are in registers also where other gradients are added to at places of data
-    disjoint: bool = False  # rows that an output's stores keep apart are disjoint
-    matrix: bool = False  # tiles of an adjoint that several products take are kept as a matrix
-    rows: bool = True  # what steps add to rows of a gradient is a product behind their loop
 
 
 class ProgramsKept(Exception):
@@ -382,28 +349,28 @@ def _with_callers(fwd: Forward, hosts: dict[str, ast.FunctionDef]) -> dict[str, 
 def _launch(fwd: Forward, site: trace.Site, kernels: dict[str, str], draft: Draft) -> str:
     """The Function of one launch; the kernels it needs are added to `kernels`."""
     asked = replace(draft.asked, schedule="atomic") if site.tables else draft.asked
-    asked = replace(asked, matrix=asked.matrix and _keeps_matrices(site, asked))
+    asked = replace(asked, matrix=asked.matrix and keeps_matrices(site, asked))
     report: list[LineReport] = []
     meeting = _checked(site, report)
     name = f"{site.kernel_name}_bwd"
     if site.class_name[-1].isdigit() and name in kernels:
         name += site.class_name[-1]
     rows = whole_rows.find(site, draft.longest) if asked.schedule != "atomic" else None
-    whole = _scheduled(site, name, asked, report)
+    whole = planned(site, name, asked, report)
     text = FunctionText(site, site.kernel.inplace)
 
     def scheduled(side: trace.Site, end: str) -> Scheduled:
-        return _scheduled(side, name + end, asked, report)
+        return planned(side, name + end, asked, report)
 
     best, _ = Flagged(scheduled).best(whole)
     if rows is not None and isinstance(best, Scheduled):
-        best = _of_rows(best, rows, scheduled)
-    for plan in _leaves(best) if meeting is not None else ():
+        best = of_rows(best, rows, scheduled)
+    for plan in leaves(best) if meeting is not None else ():
         if meeting is not None and plan.site is site:
             raise meeting
         overwrite.check_reads(plan.site.kernel, trace.program_axes(site), site.launch.grid)
     if asked.operands:
-        text.tiles.backward = [effect for plan in _leaves(best) for effect in plan.effects]
+        text.tiles.backward = [effect for plan in leaves(best) for effect in plan.effects]
     parts = _parts(best, lambda plan: _part(fwd, plan, text, kernels, draft))
     if text.saving:
         text.launched = f"{site.kernel_name}_saving{name.removeprefix(site.kernel_name + '_bwd')}"
@@ -459,17 +426,6 @@ def _absent(write: GradWrite) -> str | None:
     return write.base.attrs["name"] if write.base.op == "param" and any(map(is_static, conds)) else None
 
 
-def _accumulated(found: list[GradWrite], inplace: set[str]) -> set[str]:
-    """The gradients that are sums; not those of which a part takes the place of an upstream, and the other
-    is added to it once."""
-    return {
-        name
-        for write in found
-        if write.kind != "store"
-        and not ((name := write.base.attrs["name"]) in inplace and write.kind == "add")
-    }
-
-
 def _part(fwd: Forward, plan: Scheduled, text: FunctionText, kernels: dict[str, str], draft: Draft) -> Part:
     """The generated kernels of one plan, and their launches."""
     site, reverse, owner, fused = plan.site, plan.reverse, plan.owner, plan.fused
@@ -477,14 +433,14 @@ def _part(fwd: Forward, plan: Scheduled, text: FunctionText, kernels: dict[str, 
     behind = Why("table", "which tensor an address belongs to is read from a table")
     owner.refused.update({w.base: behind for w in found if w.base.op == "entry"})
     advise(reverse, found, owner.refused, draft.schedule == "atomic")
-    accumulated = _accumulated(found, site.kernel.inplace) | plan.added
+    accumulated = sums(found, site.kernel.inplace) | plan.added
     lines = site.home.lines
     layouts = [(l, _absent(w)) for w in found for l in w.layouts]
     layouts += [(l, k.bases[0] if k.optional else None) for k in owner.kernels for l in k.layouts]
     asked = [one for w in found for one in w.asked] + [one for k in owner.kernels for one in k.asked]
     asked += overwrite.single(site.kernel, trace.program_axes(site), site.launch.grid)
     checks = [*(text.check(*layout) for layout in layouts), *text.asked(list(dict.fromkeys(asked)))]
-    _offer(draft, plan)
+    offer(draft, plan)
     part = Part(accumulated, list(dict.fromkeys(checks)), rows=plan.rows)
     text.saving |= {kept.buffer: kept for kept in plan.saved}
     text.saved |= dict.fromkeys(text.saving)
@@ -543,7 +499,7 @@ def _part(fwd: Forward, plan: Scheduled, text: FunctionText, kernels: dict[str, 
     if plan.after:
         note = "what is added to gradients that the kernels above have stored"
         part.steps.append(Step(emit(f"{owner.name}_after", plan.after, [note]), "grid"))
-    _check_inplace(plan)
+    check_inplace(plan)
     part.written, part.copies = _written(plan, text), copies
     return part
 
@@ -580,94 +536,6 @@ def _tiles_apart(plan: Scheduled, text: FunctionText) -> TilesApart | None:
         if isinstance(of_all, block_sizes.Grid | block_sizes.Queued)
         else None
     )
-
-
-def _offer(draft: Draft, plan: Scheduled) -> None:
-    """Add what a tuner may ask of the passes."""
-    for offer in () if plan.fused is not None and plan.saved else plan.offers:
-        tuning.offer(draft.configs, offer)
-    _offer_for_products(draft, plan)
-    _offer_for_data(draft, plan)
-    _offer_for_matrices(draft, plan)
-
-
-def _offer_for_products(draft: Draft, plan: Scheduled) -> None:
-    """Beside tiles of each kernel's own, or alone: operands that are computed once; and tiles that the
-    forward saves."""
-    site, wide = plan.site, next((config for config in draft.configs if config.get("apart")), {})
-    if draft.schedule == "atomic":
-        return
-    if plan.owner.could_prepare:
-        tuning.offer(draft.configs, {**wide, "operands": 1}, early=False)
-    own = own_tiles.of_all(site) if wide else None
-    if own is None:
-        return
-    named = site if isinstance(site.blocks, block_sizes.Grid) else own_tiles.named(site, own)
-    asked = replace(draft.asked, apart=True, operands=False)
-    try:
-        reverse = (
-            plan.reverse
-            if not own.uses.of
-            else _scheduled(named, "", replace(asked, saved=False), []).reverse
-        )
-        if not saved_tiles.offers(reverse, site if not own.uses.of else named, own):
-            return
-        saving = _scheduled(named, "", replace(asked, saved=True), []).owner
-    except (Refusal, *BROKEN):
-        return
-    tuning.offer(draft.configs, {**wide, "saved": 1})
-    if saving.could_prepare:
-        tuning.offer(draft.configs, {**wide, "saved": 1, "operands": 1})
-
-
-def _offer_for_data(draft: Draft, plan: Scheduled) -> None:
-    """What gives owners to gradients at places that data says, or few atomic adds."""
-    asked, owner = draft.asked, plan.owner
-    found: list[dict[str, Any]] = [{"runs": n} for n in RUNS] if owner.could_run else [{}]
-    if owner.could_own:
-        found = [{"disjoint": 1, **config} for config in found]
-    if draft.schedule == "atomic" or asked.disjoint or asked.runs or not found[0] or plan.site.again is None:
-        return
-    site = replace(plan.site, kernel=plan.site.again({}, None))
-    try:
-        other = _scheduled(site, "", replace(asked, disjoint=owner.could_own, runs=RUNS[0]), [])
-    except (Refusal, *BROKEN):
-        return
-    if other.totals.kept < plan.totals.kept or other.added:
-        for config in reversed(own_tiles.of_table(plan.site, found[0])[:TABLE] + found):
-            tuning.offer(draft.configs, config)
-
-
-def _keeps_matrices(site: trace.Site, asked: Asked) -> bool:
-    """Whether all products of tiles that would be stored have kernels of their own: asked of a kernel that is
-    read anew, as passes change one."""
-    if site.again is None:
-        return False
-    try:
-        other = replace(site, kernel=site.again({}, None))
-        return bool(_scheduled(other, "", replace(asked, matrix=True), []).matrices)
-    except (Refusal, *BROKEN):
-        return False
-
-
-def _offer_for_matrices(draft: Draft, plan: Scheduled) -> None:
-    """Tiles of an adjoint as a matrix, with blocks that the main kernel may have then, as it holds no sums of
-    whole rows: the two largest that rows of all sizes in SWEEP leave room for, or the forward's. First where
-    rows are so wide that a product takes longer than a tile to store and load, else last."""
-    if not plan.could_store or not _keeps_matrices(plan.site, draft.asked):
-        return
-    own = own_blocks.find(plan.site) if plan.site.blocks is None else None
-    larger: list[dict[str, Any]] = []
-    if own is not None:
-        own = replace(own, width=max(own.width, draft.longest.get(own.width, 0)))
-        sizes = {config[own.rows]: config for config in own_blocks.offers(own, plan.site, sums=False)[::-1]}
-        given = plan.site.args[own.rows].value
-        larger = [sizes[size] for size in sorted(sizes, reverse=True) if size > given]
-    found = [{**config, "matrix": 1} for config in [*larger, {}][:2]]
-    if own is not None and own.width >= step_matrices.WIDE:
-        tuning.offer_first(draft.configs, found)
-    else:
-        tuning.offer_last(draft.configs, found[0])
 
 
 def _written(plan: Scheduled, text: FunctionText) -> dict[str, str]:
@@ -715,294 +583,3 @@ def _copies(plan: Scheduled) -> dict[str, str]:
     alone = [w for w in stores if count[w.base] == 1 and w.base.op == "param" and _absent(w) is None]
     names = {w.base.attrs["name"] for w in alone} - summed - apart
     return handed_on.find(stores, names, set(site.outputs) - apart)
-
-
-@dataclass
-class Scheduled:
-    """The effects of one launch's backward: the main kernel, the owners', and what is added after them."""
-
-    site: trace.Site
-    reverse: Reverse
-    owner: Owner
-    fused: Partials | None
-    taped: forward_values.Tape
-    after: list
-    totals: Totals
-    rows: Rows | None = None  # the block is a whole row
-    saved: list[Saved] = field(default_factory=list)  # by the forward
-    offers: list[dict[str, Any]] = field(default_factory=list)  # configurations that ask for something else
-    shared: Shared | None = None  # the main kernel's loop
-    matrices: list[StepMatrix] = field(default_factory=list)  # that the main kernel stores for owners
-    could_store: bool = False  # whether there may be some
-
-    @property
-    def effects(self) -> list:
-        """Those that kernels have, but for operands that are computed once."""
-        main = [effect for effect in self.reverse.effects if effects_of(effect)]
-        return main + self.after + [effect for made in self.owner.kernels for effect in made.effects]
-
-    @property
-    def added(self) -> set[str]:
-        """The gradients that owner kernels add to atomically."""
-        return {base for made in self.owner.kernels if made.entries is not None for base in made.bases}
-
-    @property
-    def writes(self) -> list[GradWrite]:
-        """Those of the main kernel and of what follows it."""
-        return writes(self.reverse.effects) + writes(self.after)
-
-
-def _scheduled(site: trace.Site, name: str, asked: Asked, known: list[LineReport]) -> Scheduled:
-    """The passes from the forward graph to effects with a schedule."""
-    totals = Totals(naive=forward_values.naive(site))
-    report = list(known)
-    normalised.undivide(site.kernel, report)
-    running_maxima.detach(site.kernel, report)
-    reverse = Reverse(site.kernel, set(), exact=asked.exact)
-    reverse.report = report
-    reverse.run()
-    written_once.use_ends(reverse)
-    swapped_lanes.run(reverse)
-    gradient_writes.merge(reverse)
-    wrapped_indices.unwrap(reverse)
-    offers = [{"outputs": 1}] * forward_values.holds_sums(reverse)
-    forward_values.use_stored(reverse, asked.outputs)
-    row_factors.move(reverse)
-    if saved.offers(reverse, site):
-        offers.append({"saved": 1})
-    kept = saved.use(reverse, site, asked.saved)
-    if not kept and asked.saved and asked.apart:
-        kept = saved_tiles.use(reverse, site)
-    divisors.invert(reverse)
-    gathered = step_rows.gather(reverse) if asked.rows and asked.schedule != "atomic" else []
-    could = asked.schedule != "atomic" and not asked.matrix and step_matrices.offers(reverse, site)
-    matrices = step_matrices.use(reverse, site) if asked.matrix else []
-    totals.atomics = len(writes(reverse.effects))
-    if asked.schedule != "atomic":
-        folded.run(reverse)
-    axes = trace.program_axes(site)
-    gradient_writes.prove(reverse, axes, site.launch.grid, asked.disjoint and asked.schedule != "atomic")
-    gradient_writes.mark(reverse)
-    own = site.blocks if asked.apart and isinstance(site.blocks, block_sizes.Grid) else None
-    owner = Owner(
-        reverse,
-        axes,
-        name,
-        site.launch.grid,
-        asked.splits > 0,
-        own=own,
-        operands=asked.operands,
-        stored=asked.disjoint,
-        runs=asked.runs > 0,
-    )
-    offers += [{"walks": 1}] * (asked.schedule == "partials" and partials.beside_data(reverse, axes))
-    fused = partials.fuse(reverse, axes, asked.walks) if asked.schedule == "partials" else None
-    after: list = []
-    if asked.schedule != "atomic" and not isinstance(fused, Partials):
-        owner = _of_tiles(reverse, axes, name, site.launch.grid) or owner.run()
-        after = second_launch.split(reverse, axes, owner.refused, site.launch.grid)
-        own_adds.run(reverse, axes, site.launch.grid)
-        gradient_writes.mark(reverse)
-        gradient_writes.fill(reverse)
-    if any(write.kind == "atomic_add" for write in writes(reverse.effects) if write in gathered):
-        return _scheduled(site, name, replace(asked, rows=False), known)
-    for made in owner.kernels if matrices else ():
-        product_tiles.tile(owner, made, [one.name for one in matrices])
-    if step_matrices.stays(reverse, matrices):
-        return _scheduled(site, name, replace(asked, matrix=False), known)
-    taped = forward_values.Tape(reverse, lambda buffer: forward_values.size(buffer, site)).run()
-    plan = Scheduled(
-        site,
-        reverse,
-        owner,
-        fused if isinstance(fused, Partials) else None,
-        taped,
-        after,
-        totals,
-        saved=kept,
-        offers=offers,
-        matrices=matrices,
-        could_store=could,
-    )
-    plan.offers += tuning.one_warp(reverse, site)
-    alone = not (plan.fused or plan.after or owner.spills.made or taped.buffers)
-    if alone and asked.schedule != "atomic" and not matrices:
-        plan.offers += _shares(reverse, site)
-    if alone and (asked.shares or matrices):
-        plan.shared = shared_loops.find(reverse, site.launch.grid)
-    totals.kept = sum(w.kind == "atomic_add" for w in plan.writes) + len(plan.added)
-    totals.tape = sum(forward_values.size(b, site) for b in taped.buffers)
-    if plan.fused is not None and not kept and not asked.saved:
-        other = _scheduled(site, name, replace(asked, saved=True), known)
-        if other.saved and other.fused is not None:
-            return other
-    return plan
-
-
-def _of_tiles(reverse: Reverse, axes: list[int], name: str, grid: tuple[int, ...]) -> Owner | None:
-    """The owners of tiles that programs walk a queue of, where there are any."""
-    before = list(reverse.report)
-    walked = tile_queues.find(reverse, axes, grid)
-    owner = None if walked is None else Owner(reverse, axes, name, grid, walk=walked).run()
-    if owner is not None and owner.kernels:
-        return owner
-    reverse.report = before
-    return None
-
-
-def _shares(reverse: Reverse, site: trace.Site) -> list[dict[str, Any]]:
-    """A configuration that shares a loop out, where the traced call has few programs, or has with blocks that
-    are offered."""
-    if shared_loops.offers(reverse, site.launch.grid):
-        return [{"shares": SHARES}]
-    if shared_loops.find(reverse, site.launch.grid) is None or (fewer := own_blocks.fewer(site)) is None:
-        return []
-    config, grid = fewer
-    return [{**config, "shares": SHARES}] if shared_loops.offers(reverse, grid) else []
-
-
-@dataclass
-class Sides:
-    """A launch whose backward is made twice: for calls with a flag, and for those without."""
-
-    flag: Node
-    plans: list[Scheduled | Sides]
-    taken: bool  # which of them the traced call takes
-
-    def leaves(self) -> list[Scheduled]:
-        """Every plan, in order."""
-        return [leaf for plan in self.plans for leaf in _leaves(plan)]
-
-
-Schedule = Callable[[trace.Site, str], Scheduled]
-
-
-def _leaves(plan: Scheduled | Sides) -> list[Scheduled]:
-    return plan.leaves() if isinstance(plan, Sides) else [plan]
-
-
-class Flagged:
-    """The backwards of a launch for calls that give its flags certain answers, each scheduled once."""
-
-    def __init__(self, scheduled: Schedule) -> None:
-        self.scheduled = scheduled
-        self.made: dict[frozenset, Scheduled | None] = {}
-
-    def best(self, whole: Scheduled, facts: flags.Answers = ()) -> tuple[Scheduled | Sides, float]:
-        """A plan, or the sides of a flag where one has fewer atomic adds than in one kernel with the other;
-        and how many fewer, a side counted for half."""
-        best: Scheduled | Sides = whole
-        gain, graph = 0.0, whole.site.kernel.graph
-        if whole.site.again is None or len(facts) == FLAGS:
-            return whole, 0.0
-        asked = flags.asked_of(whole.site, whole.writes)
-        if not asked or not self.may_help(whole, asked, facts):
-            return whole, 0.0
-        for flag in asked:
-            sides = Sides(flag, [], bool(graph.concrete(flag)))
-            saved: list[float] = []
-            for answer in (True, False):
-                plan = self.plan(whole.site, (*facts, (flag, answer)))
-                if plan is None:
-                    break
-                found, more = self.best(plan, (*facts, (flag, answer)))
-                sides.plans.append(found)
-                saved.append(flags.added(whole.writes, [(flag, answer)]) - plan.totals.kept + more)
-            if len(saved) < 2 or min(saved) < 0 or sum(saved) / 2 < gain:
-                continue
-            if sum(saved) / 2 > gain or gain and len(sides.leaves()) < len(_leaves(best)):
-                best, gain = sides, sum(saved) / 2
-        return best, gain
-
-    def may_help(self, whole: Scheduled, asked: list[Node], facts: flags.Answers) -> bool:
-        """Whether more is proven where every flag is known: where it is not, one or two of them do not help
-        either."""
-        for answers in flags.together(asked, FLAGS - len(facts)):
-            plan = self.plan(whole.site, (*facts, *answers))
-            if plan is None or plan.totals.kept < flags.added(whole.writes, answers):
-                return True
-            if plan.totals.proven > whole.totals.proven:
-                return True
-        return False
-
-    def plan(self, site: trace.Site, facts: flags.Answers) -> Scheduled | None:
-        """The backward of calls that agree with `facts`; None where that cannot be written."""
-        known = {signature(flag): answer for flag, answer in facts}
-        key = frozenset(known.items())
-        if key not in self.made:
-            name = "".join(flags.ending(flag, answer) for flag, answer in facts)
-            try:
-                plan = self.scheduled(_of_side(site, known), name)
-                _check_inplace(plan)
-                self.made[key] = plan
-            except (Refusal, *BROKEN):
-                self.made[key] = None
-        return self.made[key]
-
-
-def _of_side(site: trace.Site, facts: dict[tuple, bool]) -> trace.Site:
-    """A launch of calls that agree with facts; where the traced one does not, another that does is its
-    example."""
-    assert site.again is not None
-    kernel = site.again(facts, None)
-    if kernel.graph.elsewhere:
-        any(kernel.graph.takes(launch.args, launch.grid) for launch in site.others())
-    return replace(site, kernel=kernel)
-
-
-def _of_rows(
-    best: Scheduled, rows: Rows, scheduled: Callable[[trace.Site, str], Scheduled]
-) -> Scheduled | Sides:
-    """The same with a whole row in each block, where that costs nothing; beside what there was if SWEEP has
-    rows that are too long for it."""
-    if best.site.again is None:
-        return best
-    try:
-        plan = scheduled(replace(best.site, kernel=best.site.again({}, rows.block)), "")
-        rows = rows.held(plan.reverse.effects, plan.fused is not None)
-        if rows.longest > rows.limit:
-            plan = scheduled(replace(best.site, kernel=best.site.again({}, rows.block)), "_row")
-            rows = rows.held(plan.reverse.effects, plan.fused is not None)
-    except (Refusal, *BROKEN):
-        return best
-    plan.rows = rows
-    costs_more = (plan.totals.kept, plan.totals.tape) > (best.totals.kept, best.totals.tape)
-    if costs_more or rows.limit < whole_rows.LEAST:
-        return best
-    if rows.longest <= rows.limit:
-        return plan
-    short = rows.short(best.site.kernel.graph)
-    return Sides(short, [plan, best], bool(best.site.kernel.graph.concrete(short)))
-
-
-def _check_inplace(plan: Scheduled) -> None:
-    """What the forward overwrites must have its gradient overwritten by one program an element."""
-    kernel, owned = plan.site.kernel, {name for one in plan.owner.kernels for name in one.bases}
-    gradients = {w.base.attrs["name"] for w in plan.writes}
-    accumulated = _accumulated(plan.writes, kernel.inplace)
-    site, stored = plan.site, [e for e in walk(plan.site.kernel.effects) if isinstance(e, Store)]
-    replaced = {(w.base, w.offset, w.mask) for w in plan.writes}
-    for inplace in kernel.inplace & (gradients | owned | set(site.outputs)):
-        mine = {(s.base, s.offset, s.mask) for s in stored if s.base.attrs["name"] == inplace}
-        if inplace in owned | accumulated or inplace not in gradients or not mine <= replaced:
-            message = f"`{inplace}` is overwritten, but not by one program an element"
-            remedy = "Write to a buffer of its own; what the kernel leaves out, torch can put beside it."
-            over = [s for s in stored if s.base.attrs["name"] == inplace]
-            reading = [s for s in over if (s.base, s.offset, s.mask) in site.kernel.loaded]
-            raise Refusal(
-                "in-place access",
-                message,
-                remedy,
-                reading[0].line if reading else site.kernel.line,
-                fold=next((at for store in reading for at in _untaken(site.kernel, store)), None),
-            )
-
-
-def _untaken(kernel: Kernel, store: Store) -> list[int]:
-    """The lines of the conditions by which the traced launch does not come to a store."""
-    found = []
-    for branch in (e for e in walk(kernel.effects) if isinstance(e, If) and e.line in kernel.graph.untaken):
-        side = branch.other if kernel.graph.concrete(branch.cond) else branch.then
-        if store.region.inside(side) and branch.line is not None:
-            found.append(branch.line)
-    return found

@@ -5,8 +5,8 @@
         total += tl.exp(tl.max(left, axis=0) - top)
         left = tl.where(lanes == winner, -inf, left)
 
-Undoing a step takes the block as it was before it, but all that it asks of it are sums, maxima and places over
-its lanes. These are taped, and the block is not.
+Undoing a step takes the block as it was before it, but all that it asks of it are sums, maxima and places
+over its lanes. These are taped, and the block is not.
 """
 
 from __future__ import annotations

@@ -1,0 +1,91 @@
+"""What a tuner is offered that asks something of the passes, beside warps and stages (`schedule.tuning`)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from .ir.refusal import Refusal
+from .plans import BROKEN, Scheduled, keeps_matrices, planned
+from .read import block_sizes
+from .schedule import own_blocks, own_tiles, saved_tiles, step_matrices, tuning
+
+if TYPE_CHECKING:
+    from .pipeline import Draft
+
+RUNS = (512, 2048)  # programs that walk the entries of a table, in all
+TABLE = 3  # tiles that are offered beside rows of a table
+
+
+def offer(draft: Draft, plan: Scheduled) -> None:
+    """Add what a tuner may ask of the passes."""
+    for config in () if plan.fused is not None and plan.saved else plan.offers:
+        tuning.offer(draft.configs, config)
+    _offer_for_products(draft, plan)
+    _offer_for_data(draft, plan)
+    _offer_for_matrices(draft, plan)
+
+
+def _offer_for_products(draft: Draft, plan: Scheduled) -> None:
+    """Beside tiles of each kernel's own, or alone: operands that are computed once; and tiles that the
+    forward saves."""
+    site, wide = plan.site, next((config for config in draft.configs if config.get("apart")), {})
+    if draft.schedule == "atomic":
+        return
+    if plan.owner.could_prepare:
+        tuning.offer(draft.configs, {**wide, "operands": 1}, early=False)
+    own = own_tiles.of_all(site) if wide else None
+    if own is None:
+        return
+    named = site if isinstance(site.blocks, block_sizes.Grid) else own_tiles.named(site, own)
+    asked = replace(draft.asked, apart=True, operands=False)
+    try:
+        reverse = (
+            plan.reverse if not own.uses.of else planned(named, "", replace(asked, saved=False), []).reverse
+        )
+        if not saved_tiles.offers(reverse, site if not own.uses.of else named, own):
+            return
+        saving = planned(named, "", replace(asked, saved=True), []).owner
+    except (Refusal, *BROKEN):
+        return
+    tuning.offer(draft.configs, {**wide, "saved": 1})
+    if saving.could_prepare:
+        tuning.offer(draft.configs, {**wide, "saved": 1, "operands": 1})
+
+
+def _offer_for_data(draft: Draft, plan: Scheduled) -> None:
+    """What gives owners to gradients at places that data says, or few atomic adds."""
+    asked, owner = draft.asked, plan.owner
+    found: list[dict[str, Any]] = [{"runs": n} for n in RUNS] if owner.could_run else [{}]
+    if owner.could_own:
+        found = [{"disjoint": 1, **config} for config in found]
+    if draft.schedule == "atomic" or asked.disjoint or asked.runs or not found[0] or plan.site.again is None:
+        return
+    site = replace(plan.site, kernel=plan.site.again({}, None))
+    try:
+        other = planned(site, "", replace(asked, disjoint=owner.could_own, runs=RUNS[0]), [])
+    except (Refusal, *BROKEN):
+        return
+    if other.totals.kept < plan.totals.kept or other.added:
+        for config in reversed(own_tiles.of_table(plan.site, found[0])[:TABLE] + found):
+            tuning.offer(draft.configs, config)
+
+
+def _offer_for_matrices(draft: Draft, plan: Scheduled) -> None:
+    """Tiles of an adjoint as a matrix, with blocks that the main kernel may have then, as it holds no sums of
+    whole rows: the two largest that rows of all sizes in SWEEP leave room for, or the forward's. First where
+    rows are so wide that a product takes longer than a tile to store and load, else last."""
+    if not plan.could_store or not keeps_matrices(plan.site, draft.asked):
+        return
+    own = own_blocks.find(plan.site) if plan.site.blocks is None else None
+    larger: list[dict[str, Any]] = []
+    if own is not None:
+        own = replace(own, width=max(own.width, draft.longest.get(own.width, 0)))
+        sizes = {config[own.rows]: config for config in own_blocks.offers(own, plan.site, sums=False)[::-1]}
+        given = plan.site.args[own.rows].value
+        larger = [sizes[size] for size in sorted(sizes, reverse=True) if size > given]
+    found = [{**config, "matrix": 1} for config in [*larger, {}][:2]]
+    if own is not None and own.width >= step_matrices.WIDE:
+        tuning.offer_first(draft.configs, found)
+    else:
+        tuning.offer_last(draft.configs, found[0])
