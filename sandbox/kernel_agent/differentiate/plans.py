@@ -135,18 +135,7 @@ def planned(site: trace.Site, name: str, asked: Asked, known: list[LineReport]) 
     axes = trace.program_axes(site)
     gradient_writes.prove(reverse, axes, site.launch.grid, asked.disjoint and asked.schedule != "atomic")
     gradient_writes.mark(reverse)
-    own = site.blocks if asked.apart and isinstance(site.blocks, block_sizes.Grid) else None
-    owner = Owner(
-        reverse,
-        axes,
-        name,
-        site.launch.grid,
-        asked.splits > 0,
-        own=own,
-        operands=asked.operands,
-        stored=asked.disjoint,
-        runs=asked.runs > 0,
-    )
+    owner = _owner(reverse, axes, name, site, asked)
     offers += [{"walks": 1}] * (asked.schedule == "partials" and partials.beside_data(reverse, axes))
     fused = partials.fuse(reverse, axes, asked.walks) if asked.schedule == "partials" else None
     after: list = []
@@ -189,6 +178,21 @@ def planned(site: trace.Site, name: str, asked: Asked, known: list[LineReport]) 
         if other.saved and other.fused is not None:
             return other
     return plan
+
+
+def _owner(reverse: Reverse, axes: list[int], name: str, site: trace.Site, asked: Asked) -> Owner:
+    """Of what many programs add to, by what is asked of it."""
+    return Owner(
+        reverse,
+        axes,
+        name,
+        site.launch.grid,
+        asked.splits > 0,
+        own=site.blocks if asked.apart and isinstance(site.blocks, block_sizes.Grid) else None,
+        operands=asked.operands,
+        stored=asked.disjoint,
+        runs=asked.runs > 0,
+    )
 
 
 def _of_tiles(reverse: Reverse, axes: list[int], name: str, grid: tuple[int, ...]) -> Owner | None:
