@@ -250,6 +250,7 @@ void ka_run_tune(struct ka_run *run, int64_t snapshot)
     char text[256];
     describe_variant(variant, text, sizeof(text));
     ka_log_progress(run->name, "optimise: %s", text);
+    ka_record_add(run->record, "variant", json_pack("{s:s}", "note", text));
     ka_run_ask_differentiator(run, json_object_get(variant, "schedule"), json_object_get(variant, "config"),
                               on_variant);
 }

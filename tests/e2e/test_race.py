@@ -74,8 +74,12 @@ def test_variants_of_the_tuner__are_timed__and_the_fastest_is_checked_once_none_
     assert first < done.err.index("0.677 of the best's time") < last < done.err.index("check candidate 2")
     assert "check candidate 3" not in done.err and done.result["ms"] == pytest.approx(0.21)
     assert "modelled cost" not in done.err
-    events = [json.loads(line)["event"] for line in (Path(done.result["run_dir"]) / "run.jsonl").open()]
+    journal = [json.loads(line) for line in (Path(done.result["run_dir"]) / "run.jsonl").open()]
+    events = [event["event"] for event in journal]
     assert events.count("compile") > tried, "each variant's kernels, and the draft's"
+    notes = [event["note"] for event in journal if event["event"] == "variant"]
+    assert len(notes) == tried and all(f"optimise: {note}\n" in done.err for note in notes), notes
+    assert events[events.index("variant") :].index("race") > 0, "a race is of the variant before it"
 
 
 MADE = "    ast.parse(draft.text)\n"
