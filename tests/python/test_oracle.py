@@ -447,6 +447,47 @@ def test_wrong_reference__differs_from_the_oracle(write: Callable[..., Path], tm
     assert relative(found["ref_grad/x"], found["grad/x"]) > 0.4
 
 
+GREATEST = """\
+@triton.jit
+def greatest_kernel(x_ptr, y_ptr, N, BLOCK: tl.constexpr):
+    row, at = tl.program_id(0), tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + row * N + at, mask=at < N, other=-float("inf"))
+    first = tl.argmax(x, axis=0)
+    tl.store(y_ptr + row, tl.sum(tl.where(at == first, x, 0.0), axis=0))
+
+
+"""
+TIED = """
+
+def make_args(dims, device="cuda", dtype=torch.float32):
+    x = torch.randn(2000, 32, device=device, dtype=dtype)
+    x[ROWS, 5] = x[ROWS, 20] = 9.0
+    return (x,)
+
+
+def reference(x):
+    return x.flip(-1).max(-1).valuesFACTOR
+"""
+
+
+@pytest.mark.parametrize(
+    ("rows", "factor", "agree"),
+    [("3:4", "", True), ("3:9", "", False), ("3:4", " + 0.001 * x[:, 3] * (torch.arange(2000) == 7)", False)],
+    ids=["one row", "more rows than chance has", "and something else"],
+)
+def test_reference_that_chooses_another_of_equal_elements__agrees(
+    rows: str, factor: str, agree: bool, write: Callable[..., Path], tmp_path: Path
+) -> None:
+    body = """y = torch.empty(x.shape[0], device=x.device, dtype=x.dtype)
+greatest_kernel[(x.shape[0],)](x, y, x.shape[1], BLOCK=32)
+return y"""
+    path = stub(write, body, before=GREATEST)
+    path.write_text(path.read_text() + TIED.replace("ROWS", rows).replace("FACTOR", factor))
+    _, found = run_case(path, tmp_path)
+    assert torch.equal(found["grad/x"], found["ref_grad/x"]) == agree
+    assert found["grad/x"][3, 5] != 0 and found["grad/x"][3, 20] == 0
+
+
 UNUSABLE = {
     "integers only": ("return square(x).to(torch.int32)", "no_outputs"),
     "the input itself": ("square(x)\nreturn x", "no_outputs"),
