@@ -1,6 +1,7 @@
 /* On which sizes a run's children work. */
 #include "sizes.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "agent/core/plan.h"
@@ -17,15 +18,8 @@ bool ka_run_scaled_down(const struct ka_run *run)
     return strcmp(run->settings.device, "cpu") == 0;
 }
 
-json_t *ka_run_small(const struct ka_run *run, json_t *dims)
-{
-    json_t *small;
-    if (ka_run_on_gpu(run) && ka_shapes_scale(dims, KA_SHAPES_BUDGET, 0, &small) == 0)
-        return small;
-    return json_incref(dims);
-}
-
 #define SQUARE_BUDGET 4e6 /* elements, were the largest size there twice */
+#define SQUARE_TIMES 16   /* a tensor of so many times the product of the sizes has some of them twice */
 
 static double largest_of(const json_t *dims)
 {
@@ -42,16 +36,53 @@ bool ka_run_little(const json_t *dims)
     return ka_plan_size(dims) * largest_of(dims) <= SQUARE_BUDGET;
 }
 
-json_t *ka_run_interpreted(const struct ka_run *run, json_t *dims)
+/* Scaled once more, until it is little. Takes over `found`, a small version of `dims`. */
+static json_t *little(const json_t *dims, json_t *found)
 {
-    json_t *found = ka_run_small(run, dims), *smaller;
-    for (size_t level = 1; ka_run_on_gpu(run) && !ka_run_little(found) &&
-                           ka_shapes_scale(dims, KA_SHAPES_BUDGET, level, &smaller) == 0;
-         level++) {
+    json_t *smaller;
+    for (size_t level = 1;
+         !ka_run_little(found) && ka_shapes_scale(dims, KA_SHAPES_BUDGET, level, &smaller) == 0; level++) {
         json_decref(found);
         found = smaller;
     }
     return found;
+}
+
+static double elements_of(const json_t *tensor)
+{
+    double count = 1;
+    KA_EACH(json_object_get(tensor, "shape"), i, size)
+        count *= (double)json_integer_value(size);
+    return count;
+}
+
+/* Whether a shape that preflight has accepted costs much by tensors that are far larger than the product of
+ * its sizes: scores of N by N. */
+static bool is_square(const struct ka_run *run, const json_t *dims)
+{
+    double most = 0;
+    KA_EACH(run->shapes, i, shape) {
+        if (!json_equal(json_object_get(shape, "dims"), dims) ||
+            !json_is_true(json_object_get(shape, "costly")))
+            continue;
+        KA_EACH(json_object_get(shape, "tensors"), k, tensor)
+            most = fmax(most, elements_of(tensor));
+    }
+    return most > SQUARE_TIMES * ka_plan_size(dims);
+}
+
+json_t *ka_run_small(const struct ka_run *run, json_t *dims)
+{
+    json_t *small;
+    if (!ka_run_on_gpu(run) || ka_shapes_scale(dims, KA_SHAPES_BUDGET, 0, &small))
+        return json_incref(dims);
+    return is_square(run, dims) ? little(dims, small) : small;
+}
+
+json_t *ka_run_interpreted(const struct ka_run *run, json_t *dims)
+{
+    json_t *found = ka_run_small(run, dims);
+    return ka_run_on_gpu(run) ? little(dims, found) : found;
 }
 
 json_t *ka_run_sweep(struct ka_run *run, bool *own_cpu_sweep)

@@ -8,8 +8,9 @@ bool ka_run_on_gpu(const struct ka_run *run);
 /* Are shapes scaled, to be run in the interpreter? */
 bool ka_run_scaled_down(const struct ka_run *run);
 /* A small version of a shape (new reference). On a GPU the user's own sizes are checked; what else is asked
- * of the forward (hidden shapes, finite differences, counts in the interpreter) is asked of this. On the CPU
- * the shape is one already. */
+ * of the forward (hidden shapes, finite differences, counts in the interpreter) is asked of this. One that
+ * costs much for tensors of which no product of the sizes tells (scores of N by N) is made smaller yet. On
+ * the CPU the shape is one already. */
 json_t *ka_run_small(const struct ka_run *run, json_t *dims);
 /* Would the interpreter have little to do even with a tensor of N by N elements, of which no product of the
  * sizes tells? */
