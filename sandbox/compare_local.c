@@ -31,6 +31,7 @@ struct local {
     struct ka_diff *diff;
     size_t cols, units;
     size_t next_row; /* short rows before it have been looked at */
+    size_t allowed;  /* elements that may be off for which no part is to blame */
     size_t elements; /* off by themselves */
     size_t stray;    /* elements that the noise of their columns explains, and stretches that of their row */
     size_t stretch;  /* the end of the last of these */
@@ -54,6 +55,12 @@ static double spread(size_t n)
 static double bare(const struct local *l, const struct around *a)
 {
     return l->tol->grain * a->scale + NOISE_TIMES * a->noise;
+}
+
+/* Whether what was looked at is enough to say that the tensor is wrong. */
+static bool is_decided(const struct local *l)
+{
+    return l->wrong || l->elements > l->allowed;
 }
 
 static size_t unit_of(size_t element)
@@ -254,7 +261,8 @@ static bool is_stray_stretch(struct local *l, const struct ka_part *p, struct ar
     size_t start = p->first - p->first % l->cols, end = start + l->cols, wide = (size_t)STRETCH * UNIT;
     struct range among = {p->first - start < wide ? start : p->first - wide,
                           end - p->first < wide + p->count ? end : p->first + p->count + wide};
-    if (p->kind != KA_PART_BLOCK || (p->first >= l->stretch && l->stray > l->t->want->count / STRAY_OF))
+    if (p->kind != KA_PART_BLOCK || is_decided(l) ||
+        (p->first >= l->stretch && l->stray > l->t->want->count / STRAY_OF))
         return false;
     if (l->t->base)
         a.noise = fmax(a.noise, noise_in(&(struct ka_draw){l->t->base, l->t->want}, among));
@@ -354,13 +362,14 @@ bool ka_local_judge(const struct ka_triple *t, const struct ka_tolerance *tol, c
                       .tol = tol,
                       .m = m,
                       .diff = diff,
+                      .allowed = allowed,
                       .cols = last > 1 ? last : diff->count, /* without rows the whole is one */
                       .units = (diff->count + UNIT - 1) / UNIT,
                       .tail = TAIL * fmax(1, sqrt(log((double)diff->count) / log(TAIL_OF)))};
     judge_units(&l);
     if (l.cols > UNIT && l.cols < diff->count)
         judge_rows(&l);
-    if (l.wrong || l.elements > allowed)
+    if (is_decided(&l))
         return false;
     diff->parts_off = 0;
     diff->part = (struct ka_part){0};
