@@ -330,9 +330,11 @@ class Graph:
         """
         return concrete(node, self.example | (known or {}))
 
-    def elements(self, shape: tuple) -> int:
-        """How many elements a block has in the traced call; what is not known counts as 1."""
-        return math.prod(int(self.concrete(dim) or 1) for dim in shape)
+    def elements(self, shape: Iterable[Node], grid: tuple[int, ...] = ()) -> int:
+        """How many elements a block has in the traced call, which has this grid; what is not known counts
+        as 1."""
+        known = self.launched(grid)
+        return math.prod(int(self.concrete(dim, known) or 1) for dim in shape)
 
     def is_one(self, dim: Node) -> bool:
         return dim.op == "const" and dim.value == 1

@@ -15,6 +15,18 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 HALF = ("float16", "bfloat16")
+# Of an element.
+BYTES = {
+    "float64": 8,
+    "int64": 8,
+    "float32": 4,
+    "int32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "int16": 2,
+    "float8e4nv": 1,
+    "float8e5": 1,
+}
 FLOATS = ("float8e4nv", "float8e5", "float16", "bfloat16", "float32", "float64")
 INTS = ("int1", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
 

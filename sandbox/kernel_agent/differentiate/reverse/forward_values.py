@@ -22,6 +22,7 @@ from ..ir.graph import Graph
 from ..ir.kinds import MIXING
 from ..ir.names import suggested
 from ..ir.nodes import (
+    BYTES,
     Carry,
     For,
     Node,
@@ -44,9 +45,6 @@ from ..prove.affine import upper
 from . import checkpoints, kept_numbers
 from .sweep import Reverse
 from .written_once import element, ended, kept_whole, lanes_written, rounds
-
-BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2, "int16": 2}
-
 
 STEPS = "tape_steps"
 LIMIT = 1 << 30  # bytes of a tape in the traced call, above which it has checkpoints
@@ -182,8 +180,7 @@ class Tape:
 
     def _loop(self, loop: For, source: For) -> None:
         phis = {carry.phi: k for k, carry in enumerate(source.carries)}
-        roots = [*loop.effects, *(c.next for c in loop.carries), loop.cond]
-        needed = [phis[n] for n in self._inside(roots, loop) if n in phis]
+        needed = [phis[n] for n in self._inside(_roots(loop), loop) if n in phis]
         if not needed:
             return
         if loop.order != "reverse":
@@ -191,9 +188,8 @@ class Tape:
             return
         provided = {k: self._known(source, k) if source.region.kind == "for" else None for k in set(needed)}
         missing = sorted(k for k, read in provided.items() if read is None)
-        if missing and self._keep_numbers(loop, source, roots, missing):
-            roots = [*loop.effects, *(c.next for c in loop.carries), loop.cond]
-            needed = [phis[n] for n in self._inside(roots, loop) if n in phis]
+        if missing and self._keep_numbers(loop, source, missing):
+            needed = [phis[n] for n in self._inside(_roots(loop), loop) if n in phis]
             provided = {k: read for k, read in provided.items() if k in needed}
             missing = []
         if (
@@ -215,10 +211,10 @@ class Tape:
             return False
         return sum(self.measure(self._buffer(source, value, "tape", STEPS)) for value in values) > LIMIT
 
-    def _keep_numbers(self, loop: For, source: For, roots: list, missing: list[int]) -> bool:
+    def _keep_numbers(self, loop: For, source: For, missing: list[int]) -> bool:
         """Keep what is made of some carries before every step, where that is less and all that is needed."""
         g, carried = self.g, [source.carries[k].phi for k in missing]
-        numbers = kept_numbers.find(loop, roots, set(carried)) if source.region.kind == "for" else []
+        numbers = kept_numbers.find(loop, _roots(loop), set(carried)) if source.region.kind == "for" else []
         if not numbers or self._too_large(source, numbers):
             return False
         table = {number: self._taped(source, number) for number in numbers}
@@ -449,6 +445,12 @@ class Tape:
         for axis in (1, 0):
             linear = g.add(g.mul(linear, counts[axis]), pids[axis])
         return g.mul(linear, g.param(buffer.slots))
+
+
+def _roots(loop: For) -> list:
+    """What a loop has to compute."""
+    found = [*loop.effects, *(carry.next for carry in loop.carries), loop.cond]
+    return [one for one in found if one is not None]
 
 
 def size(buffer: Buffer, site) -> int:

@@ -22,7 +22,7 @@ def find(loop: For, roots: Iterable[object], carried: set[Node]) -> list[Node]:
     """What of `carried` (phis of the loop that `loop` undoes) is all that `roots` need: values of fewer
     axes, made in a step without its adjoints; none where they need more, or too many."""
     search = _Search(loop, carried)
-    whole = all(search.visit(root) for root in roots if root is not None)
+    whole = all(search.visit(root) for root in roots)
     return list(search.found) if whole and len(search.found) <= MOST else []
 
 

@@ -17,14 +17,13 @@ it has room.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from ...source import words
 from ..ir.graph import Graph
 from ..ir.names import suggested
-from ..ir.nodes import Node, Region, TapeStore, beneath, nodes_in, real
+from ..ir.nodes import BYTES, Node, Region, TapeStore, beneath, nodes_in, real
 from ..ir.transplant import Graft
 from ..ir.values import is_named
 from ..prove.affine import Affine, nonzero
@@ -32,7 +31,6 @@ from .kept_values import Spill
 
 MOST = 1 << 28  # bytes in the traced call of an operand that nothing is loaded for
 _NOT_OF_A_TILE = words("phi loopout vpid npid dot")
-_BITS = {"float8e4nv": 8, "float8e5": 8, "float16": 16, "bfloat16": 16, "float32": 32, "float64": 64}
 
 
 @dataclass
@@ -48,7 +46,7 @@ class Operand:
 
     def bytes(self, g: Graph, grid: tuple[int, ...]) -> int:
         """What it takes in the traced call."""
-        return _bytes(g, grid, (*self.counts, self.kept.numel), self.kept.dtype)
+        return g.elements((*self.counts, self.kept.numel), grid) * BYTES[real(self.kept.dtype)]
 
 
 class Operands:
@@ -93,7 +91,12 @@ class Operands:
 
     def _numbers(self, value: Node, counts: Mapping[Node, Node]) -> list[Node] | None:
         """The numbers of the grid and of loops that tell an operand's tile, if it is one to compute once."""
-        if len(value.shape) != 2 or is_named(value.dtype) or _BITS.get(real(value.dtype), 8) < 16:
+        if (
+            len(value.shape) != 2
+            or is_named(value.dtype)
+            or not value.is_float
+            or BYTES[real(value.dtype)] < 2
+        ):
             return None
         if _is_loaded(value) or any(n.op in _NOT_OF_A_TILE for n in nodes_in([value])):
             return None
@@ -130,7 +133,7 @@ class Operands:
         if not any(n.op == "call" and n.shape for n in inside):
             return False
         sizes = (*(counts[number] for number in numbers), self.g.product(value.shape))
-        return _bytes(self.g, self.traced, sizes, value.dtype) <= MOST
+        return self.g.elements(sizes, self.traced) * BYTES[real(value.dtype)] <= MOST
 
     def _columns_first(self, value: Node) -> bool:
         """Whether neighbours in memory are below each other in what is loaded."""
@@ -194,16 +197,10 @@ class Operands:
         )
 
 
-def _bytes(g: Graph, grid: tuple[int, ...], counts: Iterable[Node], dtype: str) -> int:
-    """What so many elements take in a call with this grid."""
-    known = [g.concrete(count, g.launched(grid)) for count in counts]
-    return math.prod(int(n or 1) for n in known) * _BITS[real(dtype)] // 8
-
-
 def _is_loaded(value: Node) -> bool:
-    """Whether an operand is what is loaded, of as many bits or more."""
+    """Whether an operand is what is loaded, of as many bytes or more."""
     core = beneath(value, "cast", "permute")
-    return core.op == "load" and core.is_float and _BITS[real(core.dtype)] >= _BITS[real(value.dtype)]
+    return core.op == "load" and core.is_float and BYTES[real(core.dtype)] >= BYTES[real(value.dtype)]
 
 
 def _told_by(values: Iterable[Node]) -> set[Node]:

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ..ir.nodes import For, Node, Store, beneath, nodes_in, real, walk
+from ..ir.nodes import BYTES, For, Node, Store, beneath, nodes_in, real, walk
 from ..ir.values import Kernel, is_static
 from ..prove.beyond import Beyond
 from ..prove.blocks import Blocks, Hangs
@@ -38,7 +38,6 @@ REGISTERS = 65536  # of 32 bits, that eight warps have
 FULL = (
     0.5  # of them, that may hold sums and a tile: with .56, 64 rows of 512, an H200 took five times as long
 )
-BYTES = {"float32": 4, "float64": 8}
 SHARED = 227 << 10  # bytes of shared memory that a program may have on sm_90
 
 

@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..ir.names import suggested
-from ..ir.nodes import Carry, For, GradWrite, Node, beneath, nodes_in, real
+from ..ir.nodes import BYTES, Carry, For, GradWrite, Node, beneath, nodes_in, real
 from ..ir.simplify import is_number, is_zero
 from ..ir.values import loop_out
 from ..prove.affine import Affine
@@ -31,7 +31,6 @@ from .owner import PROGRAMS, Owner, OwnerKernel
 TILES = (128, 64)
 WARPS = {128: 8, 64: 4}
 SUMMED = {2: 64, 4: 32, 8: 16}  # along the axis that is summed over, by the bytes of an element
-BYTES = {"float16": 2, "bfloat16": 2, "float64": 8}
 
 _ELEMENTWISE = {"add", "sub", "mul", "compare", "and", "or", "not", "where", "floordiv", "mod"}
 _TOLD = ("pid", "iv", "phi", "loopout", "ifout", "vpid", "npid")

@@ -19,13 +19,12 @@ costs memory: whether it is worth it is for the tuner to measure.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 from ...errors import readable
 from ..ir.graph import Graph
-from ..ir.nodes import For, GradWrite, Node, Region, TapeStore, beneath, nodes_in, placed, real
+from ..ir.nodes import BYTES, For, GradWrite, Node, Region, TapeStore, beneath, nodes_in, placed, real
 from ..ir.rewriter import Rewriter
 from ..ir.simplify import is_number, is_zero
 from ..ir.values import takes_loop
@@ -38,7 +37,6 @@ MOST = 1 << 30  # bytes of a matrix in the traced call, where it is offered
 # Elements of rows from which on a product for each of a tile's takes an H200 as long as to store it and load
 # it twice, in halves: 512 operations and 6 bytes. With 64 and 128 a matrix took up to twice as long.
 WIDE = 256
-BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
 
 @dataclass(frozen=True)
@@ -54,7 +52,7 @@ class Index:
 
     def elements(self, g: Graph, grid: tuple[int, ...]) -> int:
         """How many the matrix has in the traced call."""
-        return math.prod(int(g.concrete(n, g.launched(grid)) or 1) for n in (self.height, self.width))
+        return g.elements((self.height, self.width), grid)
 
 
 @dataclass(frozen=True)
