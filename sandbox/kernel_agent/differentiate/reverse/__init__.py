@@ -10,6 +10,7 @@ values come from.
     winners          what a loop chooses, where a number tells the step that it is from
     wrapped_indices  indices that wrap around are written unwrapped
     forward_values   values of the forward in reverse loops: loaded, computed again, or taped
+    kept_numbers     what a reverse loop needs of a carried block, where that is a few numbers
     checkpoints      a tape in the memory of two short ones
     written_once     carries of which each step writes lanes of its own: what they end with will do
 """
