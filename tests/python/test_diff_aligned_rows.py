@@ -1,8 +1,9 @@
-"""Tiles of the backward's own are for calls whose rows are aligned; others have the forward's."""
+"""Tiles of the backward's own are for calls whose rows of halves are aligned; others have the forward's."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from diff_support import MARKER, ROOT, assert_right, draft, edits_of, errors
 from kernel_agent.differentiate.write import steps
 from test_diff_own_tiles import MATMUL, SCALED, STORED, TWO_AXES
 
+half = partial(draft, dtype="float16")  # as it is traced; it serves other dtypes too
 Edits = tuple[tuple[str, str], ...]
 Dims = dict[str, int | bool]
 
@@ -55,13 +57,21 @@ def assert_chosen(file: Path, result: dict, aligned: list[Dims], others: list[Di
 def test_calls_with_aligned_rows_alone__have_tiles_of_their_own(changed, edits: Edits, config: dict) -> None:
     relu = (STORED, "tl.where(acc > 0, acc, 0.1 * acc).to(c_ptr.dtype.element_ty)")
     file = changed(*edits, *[relu] * ("saved" in config))
-    result = draft(file, TRACED, config=config)
+    result = half(file, TRACED, config=config)
     assert asked(result) == ["stride_am", "stride_bk", "stride_cm"]
     assert_chosen(file, result, ALIGNED, ELSE)
 
 
+def test_rows_of_float32__may_lie_anywhere() -> None:
+    """Each element is copied by itself there, and still a large tile is faster than a small one."""
+    result = draft(MATMUL, TRACED, config=APART)
+    assert asked(result) == [] and "ctx.tiles" in result["backward"]
+    assert_right(MATMUL, result, [(dims, "normal") for dims in (*ALIGNED, *ELSE)])
+    assert asked(half(MATMUL, TRACED, config=APART)) != []
+
+
 def test_draft_without_a_configuration__asks_for_nothing() -> None:
-    result = draft(MATMUL, TRACED)
+    result = half(MATMUL, TRACED)
     assert asked(result) == [] and "ctx.tiles" not in result["backward"]
 
 
@@ -72,7 +82,7 @@ def test_column_that_lies_in_memory_as_a_row__is_no_stride_to_be_asked_for(chang
         ("def matmul(a, b, activation=None):\n", "def matmul(a, b, activation=None):\n    b = b.t()\n"),
         ("    c = a @ b\n", "    c = a @ b.t()\n"),
     )
-    result = draft(file, TRACED, config=APART)
+    result = half(file, TRACED, config=APART)
     assert asked(result) == ["stride_am", "stride_bn", "stride_cm"]
     assert_chosen(file, result, ALIGNED, ELSE)
 
@@ -82,9 +92,9 @@ OPTIONS = {**APART, "num_warps": 8, "num_stages": 4}
 
 def test_calls_with_the_forwards_tiles__have_its_warps_and_stages(changed) -> None:
     """Those that it passes, or those that Triton takes, where it passes none."""
-    passed = draft(MATMUL, TRACED, config=OPTIONS)
-    alone = draft(changed(("        num_warps=4, num_stages=3,\n", "")), TRACED, config=OPTIONS)
-    fewer = draft(changed(("num_stages=3", "num_stages=2")), TRACED, config=OPTIONS)
+    passed = half(MATMUL, TRACED, config=OPTIONS)
+    alone = half(changed(("        num_warps=4, num_stages=3,\n", "")), TRACED, config=OPTIONS)
+    fewer = half(changed(("num_stages=3", "num_stages=2")), TRACED, config=OPTIONS)
     before = {
         "        num_stages = 3\n": passed,
         "        num_warps, num_stages = 4, 3\n": alone,
@@ -102,14 +112,14 @@ def test_calls_with_the_forwards_tiles__have_its_warps_and_stages(changed) -> No
 
 
 def test_options_that_the_forward_has_too__are_numbers() -> None:
-    result = draft(MATMUL, TRACED, config={**APART, "num_warps": 4, "num_stages": 3})
+    result = half(MATMUL, TRACED, config={**APART, "num_warps": 4, "num_stages": 3})
     assert result["backward"].split("def backward(")[1].count("num_warps=4, num_stages=3") == 3
 
 
 def test_tiles_of_a_queue__are_for_aligned_rows_alone() -> None:
     dims = {"G": 3, "M": 70, "N": 48, "K": 32}
     for config in (OWN, APART):
-        result = draft(GROUPED, dims, config=config)
+        result = half(GROUPED, dims, config=config)
         assert asked(result) == ["N", "K"]
         assert_chosen(GROUPED, result, [dims], [{**dims, "N": 50}, {**dims, "K": 36}])
 
@@ -118,6 +128,6 @@ def test_groups_of_packed_weights__are_aligned_if_each_is(tmp_path: Path) -> Non
     packed = ROOT / "dataset/quantised_ste/int4_packed_groupwise_linear.py"
     file = edits_of(packed.read_text().partition(MARKER)[0], tmp_path / packed.name)()
     dims = {"M": 70, "groups": 2, "size": 32, "N": 48}
-    result = draft(file, dims, config={"BLOCK_M": 64, "BLOCK_N": 16})
+    result = half(file, dims, config={"BLOCK_M": 64, "BLOCK_N": 16})
     assert asked(result) == ["N", "K", "SIZE"]
     assert_chosen(file, result, [dims], [{**dims, "size": 24}, {**dims, "N": 50}])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -154,7 +155,7 @@ def test_nothing_to_compute_once__is_not_offered(changed) -> None:
 
 
 def test_offers__come_with_tiles_of_each_kernels_own_and_first(changed) -> None:
-    apart, operands, *others = draft(changed(), DIMS)["report"]["configs"]
+    apart, operands, *others = draft(changed(), DIMS, dtype="float16")["report"]["configs"]
     assert apart["apart"] == 1 and operands == {**apart, "operands": 1}
     assert not any(config.get("apart") for config in others)
 
@@ -162,7 +163,7 @@ def test_offers__come_with_tiles_of_each_kernels_own_and_first(changed) -> None:
 def test_operands__are_offered_beside_tiles_that_the_forward_saves(changed) -> None:
     """First of all but tiles of each kernel's own: with both, the backward has one product alone."""
     file = changed(("(0,)", "(0, 2)"))
-    report = draft(file, DIMS)["report"]
+    report = draft(file, DIMS, dtype="float16")["report"]
     apart, both, saved, operands, *_ = report["configs"]
     assert (saved, operands) == ({**apart, "saved": 1}, {**apart, "operands": 1})
     assert both == {**saved, "operands": 1}
@@ -178,11 +179,12 @@ def test_rows_of_operands__are_aligned_whatever_the_lengths_are(
     """What products load as it is has to be, still."""
     monkeypatch.setattr(aligned_rows, "ALIGNED", 16)
     file = changed()
-    plain, prepared = (draft(file, DIMS, config=config)["backward"] for config in (TILES, OPERANDS))
+    half = partial(draft, dims=DIMS, dtype="float16")
+    plain, prepared = (half(file, config=config)["backward"] for config in (TILES, OPERANDS))
     assert "N % 16 == 0" in plain and "K % 16 == 0" in plain
     assert " % 16 == 0" not in prepared and "ctx.tiles = grid[0] == " in prepared
     assert_right(file, {"backward": prepared}, CASES)
-    learned = draft(changed(*LEARNED), DIMS, config=OPERANDS)["backward"]
+    learned = half(changed(*LEARNED), config=OPERANDS)["backward"]
     assert "K % 16 == 0" in learned and "N % 16 == 0" not in learned
 
 

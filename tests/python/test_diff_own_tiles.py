@@ -87,10 +87,12 @@ def test_rows_of_programs_by_another_length_than_the_masks__have_no_tiles(change
     assert not offered(draft(file, dims))
 
 
-def test_tuner__is_offered_wide_tiles_with_stages(changed) -> None:
-    expected = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64, "num_warps": 8, "num_stages": 3}
+@pytest.mark.parametrize(("dtype", "summed"), [("float16", 64), ("float32", 32)])
+def test_tuner__is_offered_wide_tiles_with_stages(changed, dtype: str, summed: int) -> None:
+    """As many stages have room for half of the sum in float32."""
+    expected = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": summed, "num_warps": 8, "num_stages": 3}
     for file in (MATMUL, changed(*TWO_AXES)):
-        apart, saved, *others = offered(draft(file, TRACED))
+        apart, saved, *others = offered(draft(file, TRACED, dtype=dtype))
         assert (apart, saved) == ({**expected, "apart": 1}, {**expected, "apart": 1, "saved": 1})
         assert others[0] == {**expected, "apart": 0}
         assert all(config["apart"] == 0 for config in others)
@@ -99,7 +101,7 @@ def test_tuner__is_offered_wide_tiles_with_stages(changed) -> None:
 def test_forward_with_the_likeliest_tiles__is_offered_wide_ones_for_each_kernel_too(changed) -> None:
     """Wide tiles are for sums over other axes than the forward's, whatever tiles that has."""
     file = changed(("BLOCK_M=64, BLOCK_N=64, BLOCK_K=32", "BLOCK_M=128, BLOCK_N=128, BLOCK_K=64"))
-    first, *others = offered(draft(file, TRACED))
+    first, *others = offered(draft(file, TRACED, dtype="float16"))
     assert first == {
         "BLOCK_M": 128,
         "BLOCK_N": 128,
@@ -109,7 +111,7 @@ def test_forward_with_the_likeliest_tiles__is_offered_wide_ones_for_each_kernel_
         "apart": 1,
     }
     assert {**first, "apart": 0} not in others
-    result = draft(file, TRACED, config=first)
+    result = draft(file, TRACED, config=first, dtype="float16")
     assert result["backward"].count("# tiles of this kernel's own") == 2
     assert_right(file, result, [*RAGGED, *WIDE])
 
@@ -137,21 +139,24 @@ STORED = "acc.to(c_ptr.dtype.element_ty)"
 WIDE = [({"M": 70, "N": 300, "K": 270, "leaky": leaky}, "normal") for leaky in (True, False)]
 
 
+@pytest.mark.parametrize(("dtype", "wide", "summed"), [("float16", 256, 64), ("float32", 128, 32)])
 @pytest.mark.parametrize("swizzled", [True, False])
-def test_kernels_of_a_gradient_each__may_have_tiles_of_their_own(changed, swizzled: bool) -> None:
+def test_kernels_of_a_gradient_each__may_have_tiles_of_their_own(
+    changed, swizzled: bool, dtype: str, wide: int, summed: int
+) -> None:
     """Widest along the axis of the output that it owns, narrow along what it sums over."""
     file = changed() if swizzled else changed(*TWO_AXES)
-    backward = draft(file, TRACED, config={**OWN, "apart": 1})["backward"]
+    backward = draft(file, TRACED, config={**OWN, "apart": 1}, dtype=dtype)["backward"]
     axes = (
         "(triton.cdiv(M, {}) * triton.cdiv(N, {}),)"
         if swizzled
         else "(triton.cdiv(M, {}), triton.cdiv(N, {}))"
     )
     of_a, of_b = backward.split("matmul_kernel_bwd_a[")[0], backward.split("matmul_kernel_bwd_a[")[1]
-    assert f"grid, BLOCK_M, BLOCK_N, BLOCK_K = {axes.format(256, 64)}, 256, 64, 128" in of_a
-    assert f"grid, BLOCK_M, BLOCK_N, BLOCK_K = {axes.format(64, 256)}, 64, 256, 128" in of_b
-    assert "if ctx.tiles and triton.cdiv(K, 128) * triton.cdiv(M, 256) >= 1:  # tiles of this" in of_a
-    assert "if ctx.tiles and triton.cdiv(K, 128) * triton.cdiv(N, 256) >= 1:  # tiles of this" in of_b
+    assert f"grid, BLOCK_M, BLOCK_N, BLOCK_K = {axes.format(wide, summed)}, {wide}, {summed}, 128" in of_a
+    assert f"grid, BLOCK_M, BLOCK_N, BLOCK_K = {axes.format(summed, wide)}, {summed}, {wide}, 128" in of_b
+    for text, length in ((of_a, "M"), (of_b, "N")):
+        assert f"if ctx.tiles and triton.cdiv(K, 128) * triton.cdiv({length}, {wide}) >= 1:  # tiles" in text
     assert_right(file, {"backward": backward}, [*RAGGED, *WIDE])
 
 

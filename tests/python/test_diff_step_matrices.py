@@ -90,10 +90,17 @@ def test_owners__have_wide_tiles_of_their_own_where_those_are_enough(forward) ->
     assert (
         "triton.cdiv(min(grid[0] * BLOCK, M), 128) * triton.cdiv(min(BLOCK_D, D), 128)" in result["backward"]
     )
-    few = draft(forward(TWICE), dims | {"D": 64}, config={"BLOCK": 64, **MATRIX}, **half)
-    assert "tl.zeros([64, 64], tl.float32)" in kernel(few, "lse_kernel_bwd_own")
-    assert few["backward"].count("num_warps=4") == 4  # of two launches, each with two owners
-    assert all(len(line) <= 110 for line in result["backward"].splitlines() if '"""' not in line)
+
+
+def test_tiles_of_owners__are_for_the_largest_call_of_the_sweep(forward) -> None:
+    """Whichever is traced, of the smallest of which wide ones would be few."""
+    config = {"BLOCK": 64, **MATRIX}
+    for edits, size in (((), 128), ((('{"M": 8192, "D": 512}, {"M": 16384, "D": 256}, ', ""),), 64)):
+        result = draft(forward(TWICE, *edits), {"M": 500, "D": 320}, config=config, dtype="float16")
+        assert f"tl.zeros([{size}, {size}], tl.float32)" in kernel(result, "lse_kernel_bwd_own")
+        warps = {64: 4, 128: 8}[size]
+        assert result["backward"].count(f"num_warps={warps}") == 4  # two launches, each with two owners
+        assert all(len(line) <= 110 for line in result["backward"].splitlines() if '"""' not in line)
 
 
 @pytest.mark.parametrize("pair, name", [(LOSS, "linear_ce"), (TWICE, "lse"), (NESTED, "inbatch")])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from .ir.refusal import Refusal
 from .plans import BROKEN, Scheduled, keeps_matrices, planned
 from .read import block_sizes
-from .schedule import own_blocks, own_tiles, saved_tiles, step_matrices, tuning
+from .schedule import exact_products, own_blocks, own_tiles, saved_tiles, step_matrices, tuning
 
 if TYPE_CHECKING:
     from .pipeline import Draft
@@ -24,6 +24,8 @@ def offer(draft: Draft, plan: Scheduled) -> None:
     _offer_for_products(draft, plan)
     _offer_for_data(draft, plan)
     _offer_for_matrices(draft, plan)
+    if not draft.asked.tf32x3 and exact_products.offers(plan.effects):
+        tuning.offer_first(draft.configs, [{"tf32x3": 1}])
 
 
 def _offer_for_products(draft: Draft, plan: Scheduled) -> None:

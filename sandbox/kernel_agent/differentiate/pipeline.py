@@ -42,6 +42,7 @@ from .read.home import Home
 from .read.host_functions import HostFunctions, Method
 from .reverse.sweep import writes
 from .schedule import (
+    exact_products,
     handed_on,
     own_blocks,
     own_lanes,
@@ -89,7 +90,7 @@ TUNED_APART = "the forward's own choice is tuned apart"
 # Where gradients are summed over programs; a kernel that needs none of it has no alternatives.
 SCHEDULES = ("owner", "partials", "atomic")
 # Of a configuration, what asks the passes for something, by yes or no.
-KEYS = ("apart", "operands", "outputs", "saved", "exact", "walks", "disjoint", "matrix")
+KEYS = ("apart", "operands", "outputs", "saved", "exact", "walks", "disjoint", "matrix", "tf32x3")
 
 
 class ProgramsKept(Exception):
@@ -123,7 +124,8 @@ class Draft:
         if self.only or not self.atomics_naive:
             return []
         owned = not self.atomics and any(config.get("apart") for config in self.configs)
-        owned = owned or any(config.get("matrix") for config in self.configs[:1])
+        first = next((config for config in self.configs if config.keys() != {"tf32x3"}), {})
+        owned = owned or "matrix" in first
         return [name for name in SCHEDULES if name != self.schedule and not (owned and name == "atomic")]
 
 
@@ -209,7 +211,7 @@ def _attempt(
     draft.programs = int(config.get("programs", PROGRAMS))
     kept = {name: bool(config.get(name)) for name in KEYS}
     splits, shares, runs = (int(config.get(name, 0)) for name in ("splits", "shares", "runs"))
-    draft.asked = Asked(draft.schedule, splits, shares, runs, **kept)
+    draft.asked = Asked(draft.schedule, splits, shares, runs, **kept, longest=longest)
     if not sites:
         message = "no launch writes anything that depends on an input"
         raise Refusal("stub", message, line=stub.lineno, file=fwd.path)
@@ -369,6 +371,8 @@ def _launch(fwd: Forward, site: trace.Site, kernels: dict[str, str], draft: Draf
         if meeting is not None and plan.site is site:
             raise meeting
         overwrite.check_reads(plan.site.kernel, trace.program_axes(site), site.launch.grid)
+    for plan in leaves(best) if asked.tf32x3 else ():
+        exact_products.use(plan.effects, plan.reverse.report)
     if asked.operands:
         text.tiles.backward = [effect for plan in leaves(best) for effect in plan.effects]
     parts = _parts(best, lambda plan: _part(fwd, plan, text, kernels, draft))

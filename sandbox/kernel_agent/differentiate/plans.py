@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -66,6 +66,8 @@ class Asked:
     walks: bool = False  # sums are in registers also where other gradients are added to at places of data
     disjoint: bool = False  # rows that an output's stores keep apart are disjoint
     matrix: bool = False  # tiles of an adjoint that several products take are kept as a matrix
+    tf32x3: bool = False  # exact products of float32 are three in TF32 each
+    longest: Mapping[int, int] = field(default_factory=dict, compare=False)  # of whole_rows.longest()
     rows: bool = True  # what steps add to rows of a gradient is a product behind their loop
 
 
@@ -148,7 +150,7 @@ def planned(site: trace.Site, name: str, asked: Asked, known: list[LineReport]) 
     if any(write.kind == "atomic_add" for write in writes(reverse.effects) if write in gathered):
         return planned(site, name, replace(asked, rows=False), known)
     for made in owner.kernels if matrices else ():
-        product_tiles.tile(owner, made, [one.name for one in matrices])
+        product_tiles.tile(owner, made, [one.name for one in matrices], asked.longest)
     if step_matrices.stays(reverse, matrices):
         return planned(site, name, replace(asked, matrix=False), known)
     taped = forward_values.Tape(reverse, lambda buffer: forward_values.size(buffer, site)).run()

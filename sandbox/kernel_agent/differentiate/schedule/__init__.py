@@ -30,6 +30,7 @@ is left.
     own_blocks       blocks of the backward's own, where nothing hangs on the forward's
     own_tiles        the same for tiles of an output that has two axes of them
     aligned_rows     which strides tell whether rows are aligned, as large tiles want them to be
+    exact_products   those of float32, as three in TF32 each
     block_axes       names for a block's uses, where it is that of several axes
     own_lanes        the same for blocks of lanes that have nothing to do with each other
     handed_on        gradients that are another tensor: nobody writes them

@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..ir.nodes import Node, Store, nodes_in, walk
+from ..ir.nodes import BYTES, Node, Store, nodes_in, real, walk
 from ..ir.rewriter import Rewriter
 from ..ir.values import Kernel, is_static
 from ..prove.beyond import Beyond
@@ -33,17 +33,25 @@ from .programs import row_by_row, tiles_of
 
 _SWIZZLED = 3  # axes that no grid has: rows and columns of tiles that lie along one
 
-# Rows, columns, what is summed over; warps, stages. Of halves a tile of 128 by 128 has 64 operations for each
-# byte that it loads. Which is fastest is for the tuner to measure.
-OFFERED = (
-    (128, 128, 64, 8, 3), (128, 128, 128, 8, 3), (128, 64, 128, 8, 3), (64, 128, 128, 8, 3), (64, 64, 64, 4, 3),
-)  # fmt: skip
+# Rows, columns, what is summed over; warps, stages: by bytes of what is multiplied. Of halves a tile of 128 by
+# 128 has 64 operations for each byte that it loads; of float32 as many stages have room for half as much.
+# Which is fastest is for the tuner to measure.
+OFFERED = {
+    2: (
+        (128, 128, 64, 8, 3), (128, 128, 128, 8, 3), (128, 64, 128, 8, 3), (64, 128, 128, 8, 3),
+        (64, 64, 64, 4, 3),
+    ),
+    4: (
+        (128, 128, 32, 8, 3), (128, 32, 128, 8, 3), (32, 128, 128, 8, 3), (128, 64, 32, 4, 3),
+        (64, 64, 32, 4, 3),
+    ),
+}  # fmt: skip
 
 
 # For a kernel of a gradient's own, with blocks of its own: an axis of the output that it owns, another axis
 # that it owns, and what it sums over. The gradients of both factors sum over different axes, so that no sizes
 # for both of them are wide for each.
-WIDE, OWNED, SUMMED = 256, 128, 64
+APART = {2: (256, 128, 64), 4: (128, 128, 32)}
 
 
 @dataclass(frozen=True)
@@ -262,7 +270,7 @@ def offers(site: Site) -> list[dict[str, Any]]:
     tiles = find(site)
     if tiles is None or isinstance(tiles, Tiles) and tiles.table:
         return []
-    every = _likely(tiles.names)
+    every = _likely(tiles.names, _bytes(site.kernel.effects))
     found = [config for config in every if tiles.sizes(config, site)]
     if site.autotuned:
         del found[1:]
@@ -277,15 +285,21 @@ def of_table(site: Site, asked: dict[str, Any]) -> list[dict[str, Any]]:
     tiles = find(site) if site.blocks is None else None
     if not isinstance(tiles, Tiles) or not tiles.table or site.autotuned:
         return []
-    every = [{**config, **asked} for config in _likely(tiles.names)]
+    every = [{**config, **asked} for config in _likely(tiles.names, _bytes(site.kernel.effects))]
     return [config for config in every if tiles.sizes(config, site)]
 
 
-def _likely(blocks: tuple[str, ...]) -> list[dict[str, Any]]:
-    """Sizes for blocks, of which some may be one."""
+def _bytes(effects: list[Any]) -> int:
+    """Of the elements that products take, in the traced call."""
+    sides = [arg for n in nodes_in(effects) if n.op == "dot" for arg in n.args[:2]]
+    return 4 if any(BYTES.get(real(side.dtype), 2) >= 4 for side in sides) else 2
+
+
+def _likely(blocks: tuple[str, ...], size: int) -> list[dict[str, Any]]:
+    """Sizes for blocks, of which some may be one; `size`: of an element, in bytes."""
     names = (*blocks, "num_warps", "num_stages")
     every: list[dict[str, Any]] = []
-    for rows, columns, summed, *launched in OFFERED:
+    for rows, columns, summed, *launched in OFFERED[size]:
         sizes = (rows, columns, *[summed] * (len(blocks) - 2), *launched)
         config = dict(zip(names, sizes, strict=True))
         agrees = all(config[name] == size for name, size in zip(names, sizes, strict=True))
@@ -328,7 +342,8 @@ def apart(own: Grid | Queued, effects: list[Any], grid: list[Node]) -> dict[str,
     owned = shapes[0] & set(own.sizes) if alike else set()
     if len(own.sizes) not in (2, 3) or len(owned) != len(own.sizes) - 1 or len(owned & along) > 1:
         return own.sizes
-    return {n: SUMMED if n not in owned else WIDE if n in along else OWNED for n in own.sizes}
+    wide, other, summed = APART[_bytes(effects)]
+    return {n: summed if n not in owned else wide if n in along else other for n in own.sizes}
 
 
 def chosen(sites: list[Site], config: dict[str, Any]) -> list[Sizes]:

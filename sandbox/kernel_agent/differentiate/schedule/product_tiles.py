@@ -15,7 +15,7 @@ lanes beyond them are masked off.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ..ir.names import suggested
@@ -26,7 +26,7 @@ from ..prove.affine import Affine
 from ..prove.masks import parts
 from .owner import PROGRAMS, Owner, OwnerKernel
 
-# Elements along each axis of a gradient, the first that leave enough to do for a GPU. Of halves a tile of 128
+# Elements along each axis of a gradient, the first that leave enough to do for a GPU in the largest call. Of halves a tile of 128
 # by 128 has 64 operations for each byte that it loads.
 TILES = (128, 64)
 WARPS = {128: 8, 64: 4}
@@ -58,13 +58,14 @@ class _Product:
     dot: Node
 
 
-def tile(owner: Owner, made: OwnerKernel, matrices: Iterable[str]) -> bool:
-    """Give an owner kernel such tiles, if it is a product of a matrix."""
+def tile(owner: Owner, made: OwnerKernel, matrices: Iterable[str], longest: Mapping[int, int]) -> bool:
+    """Give an owner kernel such tiles, if it is a product of a matrix. `longest`: for sizes of the traced call
+    the greatest that calls have."""
     found = _product(made, set(matrices))
     if found is None:
         return False
     try:
-        _Tiled(owner, made, found).run()
+        _Tiled(owner, made, found, longest).run()
     except _Other:
         return False
     return True
@@ -91,8 +92,8 @@ def _product(made: OwnerKernel, matrices: set[str]) -> _Product | None:
 class _Tiled:
     """Rebuilds what a kernel stores with other blocks along each axis."""
 
-    def __init__(self, owner: Owner, made: OwnerKernel, found: _Product) -> None:
-        self.owner, self.g, self.made, self.found = owner, owner.g, made, found
+    def __init__(self, owner: Owner, made: OwnerKernel, found: _Product, longest: Mapping[int, int]) -> None:
+        self.owner, self.g, self.made, self.found, self.longest = owner, owner.g, made, found, longest
         self.table: dict[Node, Node] = {}  # indices, with those in their place
         self.sizes: dict[Node, Node] = {}  # how many values those in their place have
 
@@ -154,8 +155,9 @@ class _Tiled:
 
     def tile(self, *sizes: Node) -> int:
         """The elements along each axis of a tile; `sizes`: of the gradient."""
-        known = [self.g.concrete(size, self.g.launched(self.owner.grid)) for size in sizes]
-        wide = (t for t in TILES if math.prod(-(-int(n or 1) // t) for n in known) >= PROGRAMS)
+        known = [int(self.g.concrete(n, self.g.launched(self.owner.grid)) or 1) for n in sizes]
+        known = [self.longest.get(size, size) for size in known]
+        wide = (t for t in TILES if math.prod(-(-size // t) for size in known) >= PROGRAMS)
         return next(wide, TILES[-1])
 
     def reached(self, index: _Index, mask: Node | None) -> Node:
