@@ -33,8 +33,8 @@ from .programs import row_by_row, tiles_of
 
 _SWIZZLED = 3  # axes that no grid has: rows and columns of tiles that lie along one
 
-# Rows, columns, what is summed over; warps, stages: by bytes of what is multiplied. Of halves a tile of 128 by
-# 128 has 64 operations for each byte that it loads; of float32 as many stages have room for half as much.
+# Rows, columns, what is summed over; warps, stages: by bytes of what is multiplied. Of halves a tile of 128
+# by 128 has 64 operations for each byte that it loads; of float32 as many stages have room for half as much.
 # Which is fastest is for the tuner to measure.
 OFFERED = {
     2: (

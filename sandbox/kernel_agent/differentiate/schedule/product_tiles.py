@@ -26,8 +26,8 @@ from ..prove.affine import Affine
 from ..prove.masks import parts
 from .owner import PROGRAMS, Owner, OwnerKernel
 
-# Elements along each axis of a gradient, the first that leave enough to do for a GPU in the largest call. Of halves a tile of 128
-# by 128 has 64 operations for each byte that it loads.
+# Elements along each axis of a gradient, the first that leave enough to do for a GPU in the largest call. Of
+# halves a tile of 128 by 128 has 64 operations for each byte that it loads.
 TILES = (128, 64)
 WARPS = {128: 8, 64: 4}
 SUMMED = {2: 64, 4: 32, 8: 16}  # along the axis that is summed over, by the bytes of an element
@@ -59,8 +59,8 @@ class _Product:
 
 
 def tile(owner: Owner, made: OwnerKernel, matrices: Iterable[str], longest: Mapping[int, int]) -> bool:
-    """Give an owner kernel such tiles, if it is a product of a matrix. `longest`: for sizes of the traced call
-    the greatest that calls have."""
+    """Give an owner kernel such tiles, if it is a product of a matrix. `longest`: for sizes of the traced
+    call the greatest that calls have."""
     found = _product(made, set(matrices))
     if found is None:
         return False
