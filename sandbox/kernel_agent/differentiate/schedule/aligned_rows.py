@@ -4,8 +4,8 @@
 
 Triton compiles a kernel anew for whole numbers that are multiples of 16. It then loads 16 bytes at once, and
 copies them to shared memory while earlier ones are multiplied; of other rows each element is loaded by
-itself, and a large tile has too many of them. Of elements of four bytes it has half as many, each of which may
-be copied by itself: a large tile takes less than half of the time of a small one all the same
+itself, and a large tile has too many of them. Of elements of four bytes it has half as many, each of which
+may be copied by itself: a large tile takes two thirds of the time of a small one all the same
 (bench/results/exact-products-h200.json).
 
 A backward reads what the products of the forward read, and upstream gradients where that stores. Operands
