@@ -576,10 +576,11 @@ static size_t draw_between(const struct dim *dim, const json_t *shapes, int64_t 
         int64_t low = sizes[i - 1] > LEAST_GAP ? sizes[i - 1] : LEAST_GAP;
         for (int64_t high; sizes[i] / 2 >= low && count < KA_SHAPES_BETWEEN; low = high) {
             high = sizes[i] / 4 < low ? sizes[i] : 2 * low;
-            int64_t size = low + (int64_t)draw_below(state, (size_t)(high - low));
-            size += dim->value % 16 - size % 16;
-            if (size <= most && size > low && size < high)
-                drawn[count++] = size;
+            int64_t first =
+                low + 1 + ((dim->value - low - 1) % 16 + 16) % 16; /* as ragged as the dimension */
+            int64_t last = high - 1 < most ? high - 1 : most;
+            if (first <= last)
+                drawn[count++] = first + 16 * (int64_t)draw_below(state, (size_t)((last - first) / 16 + 1));
         }
     }
     return count;

@@ -54,10 +54,10 @@ json_t *ka_shapes_singles(const json_t *dims, const char *kind, const json_t *wa
 
 /* Sizes between those that are known, as a backward may do something else for middling ones. Where two
  * neighbours among the sizes that `shapes` ([{"dims"}]) have of a dimension are a factor of two and more
- * apart, for each such factor one between them, or none where the draw meets an end: above 32, up to `most`,
- * as ragged as in `dims`, and at most KA_SHAPES_BETWEEN of a dimension. `*out`: an array of {"dims",
- * "kind"}, each `dims` with one such size; where that makes more than KA_SHAPES_BETWEEN shapes, dimensions
- * share them. No larger than `budget`. The same seed gives the same sizes. -EINVAL, -EFBIG as above. */
+ * apart, for each such factor one between them, where there is one: above 32, up to `most`, as ragged as in
+ * `dims`, and at most KA_SHAPES_BETWEEN of a dimension. `*out`: an array of {"dims", "kind"}, each `dims` with
+ * one such size; where that makes more than KA_SHAPES_BETWEEN shapes, dimensions share them. No larger than
+ * `budget`. The same seed gives the same sizes. -EINVAL, -EFBIG as above. */
 int ka_shapes_between(const json_t *dims, const json_t *shapes, int64_t most, uint64_t budget, uint64_t seed,
                       json_t **out);
 

@@ -415,12 +415,13 @@ static void between__gaps_of_a_factor_of_two__get_a_size_each(void **state)
     json_t *known = parse("[{\"dims\": {\"M\": 4, \"N\": 1100}}, {\"dims\": {\"M\": 6, \"N\": 40}}]"), *found;
     for (uint64_t seed = 0; seed < 50; seed++) {
         assert_int_equal(ka_shapes_between(dims, known, INT64_MAX, 1 << 17, seed, &found), 0);
-        assert_in_range(json_array_size(found), 2, 4); /* 40 to 80, 160, 320 and 1100: a few are too near */
+        const int64_t ends[] = {40, 80, 160, 320, 1100};
+        assert_int_equal(json_array_size(found), 4);
         KA_EACH(found, i, entry) {
             json_t *made = json_object_get(entry, "dims");
             assert_int_equal(get(made, "M"), 4);
             assert_int_equal(get(made, "N") % 16, 40 % 16);
-            assert_in_range(get(made, "N"), 41, 1099);
+            assert_in_range(get(made, "N"), ends[i] + 1, ends[i + 1] - 1);
         }
         json_decref(found);
         assert_int_equal(ka_shapes_between(dims, known, 300, 1 << 17, seed, &found), 0);
@@ -431,6 +432,28 @@ static void between__gaps_of_a_factor_of_two__get_a_size_each(void **state)
     assert_int_equal(ka_shapes_between(dims, known, INT64_MAX, 160, 7, &found), 0);
     assert_int_equal(json_array_size(found), 0);
     json_decref(found);
+    json_decref(known);
+    json_decref(dims);
+}
+
+static void between__one_size_that_is_as_ragged__is_found(void **state)
+{
+    (void)state;
+    json_t *dims = parse("{\"N\": 32}"), *known = parse("[{\"dims\": {\"N\": 64}}]"), *found;
+    for (uint64_t seed = 0; seed < 20; seed++) {
+        json_t *shapes = json_array();
+        json_array_append_new(shapes, json_pack("{s:O}", "dims", dims));
+        json_array_extend(shapes, known);
+        assert_int_equal(ka_shapes_between(dims, shapes, seed % 2 ? INT64_MAX : 48, 1 << 17, seed, &found),
+                         0);
+        assert_int_equal(json_array_size(found), 1);
+        assert_int_equal(get(json_object_get(json_array_get(found, 0), "dims"), "N"), 48);
+        json_decref(found);
+        assert_int_equal(ka_shapes_between(dims, shapes, 47, 1 << 17, seed, &found), 0);
+        assert_int_equal(json_array_size(found), 0);
+        json_decref(found);
+        json_decref(shapes);
+    }
     json_decref(known);
     json_decref(dims);
 }
@@ -477,6 +500,7 @@ int main(void)
         cmocka_unit_test(covering_shapes__too_large__take_a_smaller_multiple),
         cmocka_unit_test(long_shapes__one_size_long__the_rest_small_with_a_probe),
         cmocka_unit_test(between__gaps_of_a_factor_of_two__get_a_size_each),
+        cmocka_unit_test(between__one_size_that_is_as_ragged__is_found),
         cmocka_unit_test(between__many_gaps__dimensions_share_shapes),
         cmocka_unit_test(long_shapes__nothing_scaled_or_too_large__gives_none),
     };
