@@ -566,10 +566,43 @@ static size_t sizes_of(const char *name, const json_t *shapes, int64_t sizes[SIZ
     return count;
 }
 
-/* Sizes in gaps of a factor of two and more: one for each such factor. Returns how many are in `drawn`. */
-static size_t draw_between(const struct dim *dim, const json_t *shapes, int64_t most, uint64_t *state,
-                           int64_t drawn[KA_SHAPES_BETWEEN])
+static double largest_size(const struct shape *shape)
 {
+    int64_t found = 1;
+    for (size_t i = 0; i < shape->count; i++)
+        found = shape->dims[i].scaled > found ? shape->dims[i].scaled : found;
+    return (double)found;
+}
+
+static bool fits(const struct shape *shape, struct ka_shapes_limits limits)
+{
+    uint64_t all = elements(shape);
+    return all <= limits.budget && (double)all * largest_size(shape) <= limits.square;
+}
+
+/* The largest size of a dimension, from `low` on, with which the shape fits; `low` where none does. */
+static int64_t most_of(struct shape *shape, size_t at, int64_t low, int64_t high,
+                       struct ka_shapes_limits limits)
+{
+    int64_t kept = shape->dims[at].scaled;
+    high = high < limits.most ? high : limits.most;
+    while (low < high) {
+        int64_t middle = high - (high - low) / 2;
+        shape->dims[at].scaled = middle;
+        if (fits(shape, limits))
+            low = middle;
+        else
+            high = middle - 1;
+    }
+    shape->dims[at].scaled = kept;
+    return low;
+}
+
+/* Sizes in gaps of a factor of two and more: one for each such factor. Returns how many are in `drawn`. */
+static size_t draw_between(struct shape *shape, size_t at, const json_t *shapes,
+                           struct ka_shapes_limits limits, uint64_t *state, int64_t drawn[KA_SHAPES_BETWEEN])
+{
+    const struct dim *dim = &shape->dims[at];
     int64_t sizes[SIZES_MAX];
     size_t known = sizes_of(dim->name, shapes, sizes), count = 0;
     for (size_t i = 1; i < known; i++) {
@@ -578,7 +611,7 @@ static size_t draw_between(const struct dim *dim, const json_t *shapes, int64_t 
             high = sizes[i] / 4 < low ? sizes[i] : 2 * low;
             int64_t first =
                 low + 1 + ((dim->value - low - 1) % 16 + 16) % 16; /* as ragged as the dimension */
-            int64_t last = high - 1 < most ? high - 1 : most;
+            int64_t last = most_of(shape, at, low, high - 1, limits);
             if (first <= last)
                 drawn[count++] = first + 16 * (int64_t)draw_below(state, (size_t)((last - first) / 16 + 1));
         }
@@ -586,17 +619,24 @@ static size_t draw_between(const struct dim *dim, const json_t *shapes, int64_t 
     return count;
 }
 
-/* The shape as it is now, and then with its own sizes again. */
-static void add_between(struct shape *shape, const json_t *dims, uint64_t budget, json_t *list)
+static void reset(struct shape *shape)
 {
-    json_auto_t *made = elements(shape) <= budget ? write_shape(dims, shape) : NULL;
-    if (made && !json_equal(made, dims))
-        json_array_append_new(list, json_pack("{s:O, s:s}", "dims", made, "kind", "between"));
     for (size_t i = 0; i < shape->count; i++)
         shape->dims[i].scaled = shape->dims[i].value;
 }
 
-int ka_shapes_between(const json_t *dims, const json_t *shapes, int64_t most, uint64_t budget, uint64_t seed,
+/* The shape as it is now, if it is new and fits, and then with its own sizes again. Whether it was added. */
+static bool add_between(struct shape *shape, const json_t *dims, struct ka_shapes_limits limits, json_t *list)
+{
+    json_auto_t *made = fits(shape, limits) ? write_shape(dims, shape) : NULL;
+    bool added = made && !json_equal(made, dims);
+    if (added)
+        json_array_append_new(list, json_pack("{s:O, s:s}", "dims", made, "kind", "between"));
+    reset(shape);
+    return added;
+}
+
+int ka_shapes_between(const json_t *dims, const json_t *shapes, struct ka_shapes_limits limits, uint64_t seed,
                       json_t **out)
 {
     struct shape shape;
@@ -605,22 +645,25 @@ int ka_shapes_between(const json_t *dims, const json_t *shapes, int64_t most, ui
         return rc;
     int64_t drawn[KA_SHAPES_MAX_DIMS][KA_SHAPES_BETWEEN];
     size_t counts[KA_SHAPES_MAX_DIMS] = {0}, all = 0;
+    reset(&shape);
     for (size_t i = 0; i < shape.count; i++) {
         if (shape.dims[i].role == ROLE_SIZE)
-            counts[i] = draw_between(&shape.dims[i], shapes, most, &seed, drawn[i]);
+            counts[i] = draw_between(&shape, i, shapes, limits, &seed, drawn[i]);
         all += counts[i];
     }
     json_t *list = json_array();
-    bool shared = all > KA_SHAPES_BETWEEN;
     for (size_t turn = 0; turn < KA_SHAPES_BETWEEN; turn++) {
+        for (size_t i = 0; i < shape.count; i++)
+            shape.dims[i].scaled = turn < counts[i] ? drawn[i][turn] : shape.dims[i].value;
+        if (all > KA_SHAPES_BETWEEN && add_between(&shape, dims, limits, list))
+            continue;
         for (size_t i = 0; i < shape.count; i++) {
+            reset(&shape);
             if (turn < counts[i])
                 shape.dims[i].scaled = drawn[i][turn];
-            if (turn < counts[i] && !shared)
-                add_between(&shape, dims, budget, list);
+            if (turn < counts[i])
+                add_between(&shape, dims, limits, list);
         }
-        if (shared)
-            add_between(&shape, dims, budget, list);
     }
     *out = list;
     return 0;

@@ -52,13 +52,20 @@ json_t *ka_shapes_singles(const json_t *dims, const char *kind, const json_t *wa
 
 #define KA_SHAPES_BETWEEN 6
 
+/* How large such shapes may be: each size, the product of the sizes, and that product times the largest. */
+struct ka_shapes_limits {
+    int64_t most;
+    uint64_t budget;
+    double square; /* elements, were the largest size there twice: scores of N by N */
+};
+
 /* Sizes between those that are known, as a backward may do something else for middling ones. Where two
  * neighbours among the sizes that `shapes` ([{"dims"}]) have of a dimension are a factor of two and more
- * apart, for each such factor one between them, where there is one: above 32, up to `most`, as ragged as in
- * `dims`, and at most KA_SHAPES_BETWEEN of a dimension. `*out`: an array of {"dims", "kind"}, each `dims` with
- * one such size; where that makes more than KA_SHAPES_BETWEEN shapes, dimensions share them. No larger than
- * `budget`. The same seed gives the same sizes. -EINVAL, -EFBIG as above. */
-int ka_shapes_between(const json_t *dims, const json_t *shapes, int64_t most, uint64_t budget, uint64_t seed,
+ * apart, for each such factor one between them, where there is one: above 32, within the limits, as ragged as
+ * in `dims`, and at most KA_SHAPES_BETWEEN of a dimension. `*out`: an array of {"dims", "kind"}, each `dims`
+ * with one such size; where that makes more than KA_SHAPES_BETWEEN shapes, dimensions share them, as long as
+ * those fit. The same seed gives the same sizes. -EINVAL, -EFBIG as above. */
+int ka_shapes_between(const json_t *dims, const json_t *shapes, struct ka_shapes_limits limits, uint64_t seed,
                       json_t **out);
 
 /* About: the longest that a size of ka_shapes_long() gets. whole_rows.py has it too. */

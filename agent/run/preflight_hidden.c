@@ -8,6 +8,7 @@
  * between those that are known. */
 #include "preflight_internal.h"
 
+#include <math.h>
 #include <stdio.h>
 
 #include "agent/core/fields.h"
@@ -113,14 +114,11 @@ static void add_between(struct ka_run *run, json_t *longer)
     if (!levels || ka_shapes_scale(dims, KA_SHAPES_BUDGET, levels - 1, &small))
         return;
     json_array_extend(known, longer);
-    bool scaled = ka_run_scaled_down(run);
-    if (ka_shapes_between(small, known, scaled ? LONGEST_BETWEEN : INT64_MAX,
-                          scaled ? KA_SHAPES_BUDGET : LONG_BUDGET, ka_random_u64(), &found))
-        return;
-    KA_EACH(found, i, entry) {
-        if (!scaled || ka_run_little(json_object_get(entry, "dims")))
-            json_array_append(longer, entry);
-    }
+    struct ka_shapes_limits limits = {.most = INT64_MAX, .budget = LONG_BUDGET, .square = INFINITY};
+    if (ka_run_scaled_down(run))
+        limits = (struct ka_shapes_limits){LONGEST_BETWEEN, KA_SHAPES_BUDGET, KA_RUN_SQUARE};
+    if (ka_shapes_between(small, known, limits, ka_random_u64(), &found) == 0)
+        json_array_extend(longer, found);
 }
 
 static void ask(struct ka_run *run, json_t *tried, const char *what, ka_fan_fn changed)

@@ -18,8 +18,7 @@ bool ka_run_scaled_down(const struct ka_run *run)
     return strcmp(run->settings.device, "cpu") == 0;
 }
 
-#define SQUARE_BUDGET 4e6 /* elements, were the largest size there twice */
-#define SQUARE_TIMES 16   /* a tensor of so many times the product of the sizes has some of them twice */
+#define SQUARE_TIMES 16 /* a tensor of so many times the product of the sizes has some of them twice */
 
 static double largest_of(const json_t *dims)
 {
@@ -31,17 +30,19 @@ static double largest_of(const json_t *dims)
     return (double)largest;
 }
 
-bool ka_run_little(const json_t *dims)
+/* Would the interpreter have little to do even with a tensor of N by N elements, of which no product of the
+ * sizes tells? */
+static bool is_little(const json_t *dims)
 {
-    return ka_plan_size(dims) * largest_of(dims) <= SQUARE_BUDGET;
+    return ka_plan_size(dims) * largest_of(dims) <= KA_RUN_SQUARE;
 }
 
 /* Scaled once more, until it is little. Takes over `found`, a small version of `dims`. */
 static json_t *little(const json_t *dims, json_t *found)
 {
     json_t *smaller;
-    for (size_t level = 1;
-         !ka_run_little(found) && ka_shapes_scale(dims, KA_SHAPES_BUDGET, level, &smaller) == 0; level++) {
+    for (size_t level = 1; !is_little(found) && ka_shapes_scale(dims, KA_SHAPES_BUDGET, level, &smaller) == 0;
+         level++) {
         json_decref(found);
         found = smaller;
     }

@@ -1,4 +1,5 @@
 /* Shapes: what the ladder keeps, and what hidden shapes promise. */
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -408,13 +409,18 @@ static void long_shapes__nothing_scaled_or_too_large__gives_none(void **state)
     json_decref(large);
 }
 
+static struct ka_shapes_limits within(int64_t most, uint64_t budget)
+{
+    return (struct ka_shapes_limits){.most = most, .budget = budget, .square = INFINITY};
+}
+
 static void between__gaps_of_a_factor_of_two__get_a_size_each(void **state)
 {
     (void)state;
     json_t *dims = parse("{\"M\": 4, \"N\": 40}");
     json_t *known = parse("[{\"dims\": {\"M\": 4, \"N\": 1100}}, {\"dims\": {\"M\": 6, \"N\": 40}}]"), *found;
     for (uint64_t seed = 0; seed < 50; seed++) {
-        assert_int_equal(ka_shapes_between(dims, known, INT64_MAX, 1 << 17, seed, &found), 0);
+        assert_int_equal(ka_shapes_between(dims, known, within(INT64_MAX, 1 << 17), seed, &found), 0);
         const int64_t ends[] = {40, 80, 160, 320, 1100};
         assert_int_equal(json_array_size(found), 4);
         KA_EACH(found, i, entry) {
@@ -424,12 +430,12 @@ static void between__gaps_of_a_factor_of_two__get_a_size_each(void **state)
             assert_in_range(get(made, "N"), ends[i] + 1, ends[i + 1] - 1);
         }
         json_decref(found);
-        assert_int_equal(ka_shapes_between(dims, known, 300, 1 << 17, seed, &found), 0);
+        assert_int_equal(ka_shapes_between(dims, known, within(300, 1 << 17), seed, &found), 0);
         KA_EACH(found, i, entry)
             assert_in_range(get(json_object_get(entry, "dims"), "N"), 41, 300);
         json_decref(found);
     }
-    assert_int_equal(ka_shapes_between(dims, known, INT64_MAX, 160, 7, &found), 0);
+    assert_int_equal(ka_shapes_between(dims, known, within(INT64_MAX, 160), 7, &found), 0);
     assert_int_equal(json_array_size(found), 0);
     json_decref(found);
     json_decref(known);
@@ -444,15 +450,75 @@ static void between__one_size_that_is_as_ragged__is_found(void **state)
         json_t *shapes = json_array();
         json_array_append_new(shapes, json_pack("{s:O}", "dims", dims));
         json_array_extend(shapes, known);
-        assert_int_equal(ka_shapes_between(dims, shapes, seed % 2 ? INT64_MAX : 48, 1 << 17, seed, &found),
-                         0);
+        assert_int_equal(
+            ka_shapes_between(dims, shapes, within(seed % 2 ? INT64_MAX : 48, 1 << 17), seed, &found), 0);
         assert_int_equal(json_array_size(found), 1);
         assert_int_equal(get(json_object_get(json_array_get(found, 0), "dims"), "N"), 48);
         json_decref(found);
-        assert_int_equal(ka_shapes_between(dims, shapes, 47, 1 << 17, seed, &found), 0);
+        assert_int_equal(ka_shapes_between(dims, shapes, within(47, 1 << 17), seed, &found), 0);
         assert_int_equal(json_array_size(found), 0);
         json_decref(found);
         json_decref(shapes);
+    }
+    json_decref(known);
+    json_decref(dims);
+}
+
+static void between__few_gaps__are_of_one_dimension_each(void **state)
+{
+    (void)state;
+    json_t *dims = parse("{\"M\": 32, \"N\": 32}"), *found;
+    json_t *known = parse("[{\"dims\": {\"M\": 32, \"N\": 32}}, {\"dims\": {\"M\": 128, \"N\": 128}}]");
+    assert_int_equal(ka_shapes_between(dims, known, within(INT64_MAX, 1 << 17), 3, &found), 0);
+    assert_int_equal(json_array_size(found), 4);
+    KA_EACH(found, i, entry) {
+        json_t *made = json_object_get(entry, "dims");
+        assert_true((get(made, "M") == 32) != (get(made, "N") == 32));
+    }
+    json_decref(found);
+    json_decref(known);
+    json_decref(dims);
+}
+
+/* How many shapes have a size of this name that is within the bounds. */
+static int count_within(const json_t *found, const char *name, int64_t low, int64_t high)
+{
+    int count = 0;
+    KA_EACH(found, i, entry) {
+        int64_t size = get(json_object_get(entry, "dims"), name);
+        count += size >= low && size <= high;
+    }
+    return count;
+}
+
+static void between__largest_size_twice__has_room(void **state)
+{
+    (void)state;
+    struct ka_shapes_limits limits = {.most = 1024, .budget = 1 << 17, .square = 4e6};
+    json_t *dims = parse("{\"M\": 6, \"N\": 8}"), *found;
+    json_t *known = parse("[{\"dims\": {\"M\": 6, \"N\": 257}}, {\"dims\": {\"M\": 6, \"N\": 1000}}]");
+    for (uint64_t seed = 0; seed < 50; seed++) {
+        assert_int_equal(ka_shapes_between(dims, known, limits, seed, &found), 0);
+        assert_int_equal(json_array_size(found), 1);
+        assert_int_equal(count_within(found, "N", 258, 816), 1); /* 6 times 816 times 816 */
+        json_decref(found);
+    }
+    json_decref(known);
+    json_decref(dims);
+}
+
+static void between__shapes_that_dimensions_cannot_share__are_one_for_each(void **state)
+{
+    (void)state;
+    json_t *dims = parse("{\"M\": 16, \"N\": 32, \"K\": 64}"), *found;
+    json_t *known = parse("[{\"dims\": {\"M\": 16, \"N\": 32, \"K\": 64}},"
+                          " {\"dims\": {\"M\": 4096, \"N\": 4096, \"K\": 4096}}]");
+    for (uint64_t seed = 0; seed < 20; seed++) {
+        assert_int_equal(ka_shapes_between(dims, known, within(INT64_MAX, 1 << 20), seed, &found), 0);
+        assert_in_range(count_within(found, "M", 257, 512), 1, 2); /* 2048 times 512 */
+        assert_in_range(count_within(found, "N", 513, 1024), 1, 2);
+        assert_in_range(count_within(found, "K", 1025, 2048), 1, 2);
+        json_decref(found);
     }
     json_decref(known);
     json_decref(dims);
@@ -464,14 +530,14 @@ static void between__many_gaps__dimensions_share_shapes(void **state)
     json_t *dims = parse("{\"M\": 16, \"N\": 32, \"K\": 64}"), *found;
     json_t *known = parse("[{\"dims\": {\"M\": 16, \"N\": 32, \"K\": 64}},"
                           " {\"dims\": {\"M\": 4096, \"N\": 1024, \"K\": 100}}]");
-    assert_int_equal(ka_shapes_between(dims, known, INT64_MAX, (uint64_t)1 << 40, 7, &found), 0);
+    assert_int_equal(ka_shapes_between(dims, known, within(INT64_MAX, (uint64_t)1 << 40), 7, &found), 0);
     assert_in_range(json_array_size(found), 4, 6);
     json_t *made = json_object_get(json_array_get(found, 1), "dims");
     assert_in_range(get(made, "M"), 33, 4095);
     assert_in_range(get(made, "N"), 33, 1023);
     assert_int_equal(get(made, "K"), 64);
     json_decref(found);
-    assert_int_equal(ka_shapes_between(known, known, INT64_MAX, 1, 7, &found), -EINVAL);
+    assert_int_equal(ka_shapes_between(known, known, within(INT64_MAX, 1), 7, &found), -EINVAL);
     json_decref(known);
     json_decref(dims);
 }
@@ -501,6 +567,9 @@ int main(void)
         cmocka_unit_test(long_shapes__one_size_long__the_rest_small_with_a_probe),
         cmocka_unit_test(between__gaps_of_a_factor_of_two__get_a_size_each),
         cmocka_unit_test(between__one_size_that_is_as_ragged__is_found),
+        cmocka_unit_test(between__few_gaps__are_of_one_dimension_each),
+        cmocka_unit_test(between__largest_size_twice__has_room),
+        cmocka_unit_test(between__shapes_that_dimensions_cannot_share__are_one_for_each),
         cmocka_unit_test(between__many_gaps__dimensions_share_shapes),
         cmocka_unit_test(long_shapes__nothing_scaled_or_too_large__gives_none),
     };
