@@ -6,7 +6,9 @@ import ast
 from itertools import groupby
 
 from ..read.trace import Site
-from ..schedule.saved import Saved, copies, ordered
+from ..reverse.forward_values import STEPS
+from ..schedule.saved import Saved, copies, names_in, ordered
+from ..schedule.saved_numbers import assigned, trips_of
 from .line_breaks import WIDTH, break_line, wrap
 
 ROWS = "saved_rows"  # so many the backward has, along the axis that shares them out
@@ -23,7 +25,8 @@ def copy_text(site: Site, lines: list[str], saved: list[Saved], name: str) -> st
     taken = {n.id for n in ast.walk(source) if isinstance(n, ast.Name)} | {kept.buffer for kept in saved}
     while rows_name in taken | {arg.arg for arg in given.args}:
         rows_name += "_"
-    params = [*(kept.buffer for kept in saved), *[rows_name] * (row is not None), *params]
+    steps = [STEPS] * bool(trips_of(saved))
+    params = [*(kept.buffer for kept in saved), *[rows_name] * (row is not None), *steps, *params]
     head = [f"def {name}({', '.join(params)}):"]
     if len(head[0]) > WIDTH:
         head = [f"def {name}(", *("    " + line + "," for line in wrap(params, WIDTH - 5)), "):  # fmt: skip"]
@@ -49,7 +52,8 @@ def copy_text(site: Site, lines: list[str], saved: list[Saved], name: str) -> st
             more = [*_tile(kept, tl, WIDTH - len(indent)), *more]
         at = end - first.lineno + 1
         body[at:at] = [indent + line for line in more]
-    saved = [kept for kept in saved if kept.cut is None]
+    _tape(body, [kept for kept in saved if kept.taped is not None], first.lineno, number, site)
+    saved = [kept for kept in saved if kept.cut is None and kept.taped is None]
     if not saved:
         return "\n".join([*_decorators(site), *head, *body]) + "\n"
     what = ", ".join(kept.text for kept in saved)
@@ -64,14 +68,65 @@ def copy_text(site: Site, lines: list[str], saved: list[Saved], name: str) -> st
             line = f"{tl}.store({kept.buffer} + {base}{rows}, {kept.text}, mask={rows} < {rows_name})"
             stores += [indent + part for part in break_line(line, WIDTH - len(indent))]
     for kept in saved if row is None else ():
-        place = f"({number})" if kept.shape and "+" in number else number
-        for dim in kept.shape:
-            size = dim.attrs["name"] if dim.op == "constexpr" else str(dim.value)
-            place = f"{place} * {size} + {tl}.arange(0, {size})" if place else f"{tl}.arange(0, {size})"
-        pointer = f"{kept.buffer} + {place}" if place else kept.buffer
-        line = f"{tl}.store({pointer}, {kept.text})"
-        stores += [indent + part for part in break_line(line, WIDTH - len(indent))]
+        stores += [indent + part for part in _stored(kept, number, site, WIDTH - len(indent))]
     return "\n".join([*_decorators(site), *head, *body, *stores]) + "\n"
+
+
+def _stored(kept: Saved, number: str, site: Site, width: int) -> list[str]:
+    """The store of a value that is the entry of some number, a block row by row."""
+    tl, place, lines = site.kernel.tl, number, []
+    for axis, dim in enumerate(kept.shape):
+        size = dim.attrs["name"] if dim.op == "constexpr" else str(dim.value)
+        lanes = f"{tl}.arange(0, {size})" + "[None, :]" * axis
+        around = f"({place})" if "+" in place else place
+        place = f"{around} * {size} + {lanes}" if place else lanes
+        if axis + 1 < len(kept.shape):
+            rows = _free(f"{kept.buffer}_rows", site)
+            lines += break_line(f"{rows} = {place}", width)
+            place = f"{rows}[:, None]"
+    pointer = f"{kept.buffer} + {place}" if place else kept.buffer
+    return lines + break_line(f"{tl}.store({pointer}, {kept.text})", width)
+
+
+def _free(name: str, site: Site) -> str:
+    """A name that the kernel has not."""
+    taken = names_in(site.source)
+    while name in taken:
+        name += "_"
+    return name
+
+
+def _tape(lines: list[str], saved: list[Saved], first: int, program: str, site: Site) -> None:
+    """Store numbers of every step in loops whose variable is the step's number, in lines from the `first` on."""
+    at = _free("tape_at", site)
+    more: list[tuple[int, list[str]]] = []
+    for loop, kepts in groupby(sorted(saved, key=_loop_line), key=_loop_line):
+        texts = []
+        for kept in kepts:
+            indent, loop_of = kept.taped.at.statement.col_offset, kept.taped.at.loop
+            step = loop_of.target.id
+            number = f"{at} + {step}" if program else step
+            stored = _stored(kept, number, site, WIDTH - indent)
+            more.append((_line(kept), [" " * indent + line for line in stored]))
+            texts.append(kept.text)
+        before = [f"# the backward needs {', '.join(texts)} of each step"]
+        around = f"({program})" if "+" in program else program
+        before += break_line(f"{at} = {around} * {STEPS}", WIDTH - loop_of.col_offset) * bool(program)
+        more.append((loop, [" " * loop_of.col_offset + line for line in before]))
+    for line, text in sorted(more, key=lambda one: -one[0]):
+        lines[line - first : line - first] = text
+
+
+def _loop_line(kept: Saved) -> int:
+    return kept.taped.at.loop.lineno
+
+
+def _line(kept: Saved) -> int:
+    """The line in front of which a number of every step is stored: that of the call which makes it, or the one
+    behind the statement, where that assigns the number."""
+    statement = kept.taped.at.statement
+    behind = assigned(kept.taped.at) is not None
+    return (statement.end_lineno or statement.lineno) + 1 if behind else statement.lineno
 
 
 def _replace(lines: list[str], call: ast.Call, first: int, name: str) -> None:
