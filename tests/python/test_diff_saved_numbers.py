@@ -110,19 +110,33 @@ def test_lines__are_no_longer_than_others(changed) -> None:
     assert own and max(map(len, own)) <= 110
 
 
+DATASET = {
+    "moe_grouped_gemm/moe_topk_softmax_renorm_router": (
+        [{"T": 37, "E": 12, "k": 2}, {"T": 5, "E": 33, "k": 7}],
+        3,
+        ["tape_left_max", "tape_winner"],
+    ),
+    "moe_grouped_gemm/moe_sigmoid_bias_router": (
+        [{"T": 30, "E": 16, "K": 4}, {"T": 7, "E": 21, "K": 3}],
+        1,
+        ["tape_first"],
+    ),
+    "moe_grouped_gemm/moe_router_linear_sparse_backward": (
+        [{"T": 37, "D": 40, "E": 11, "K": 3}, {"T": 5, "D": 70, "E": 20, "K": 2}],
+        2,
+        ["tape_first"],
+    ),
+    "linalg_solver/mvn_log_density_from_factor": (
+        [{"B": 7, "n": 12}, {"B": 3, "n": 33}],
+        1,
+        ["tape_value"],
+    ),
+}
+
+
 @pytest.mark.parametrize(
-    ("name", "dims", "loops", "buffers"),
-    [
-        ("moe_grouped_gemm/moe_topk_softmax_renorm_router", [{"T": 37, "E": 12, "k": 2}, {"T": 5, "E": 33, "k": 7}],
-         3, ["tape_left_max", "tape_winner"]),
-        ("moe_grouped_gemm/moe_sigmoid_bias_router", [{"T": 30, "E": 16, "K": 4}, {"T": 7, "E": 21, "K": 3}],
-         1, ["tape_first"]),
-        ("moe_grouped_gemm/moe_router_linear_sparse_backward",
-         [{"T": 37, "D": 40, "E": 11, "K": 3}, {"T": 5, "D": 70, "E": 20, "K": 2}], 2, ["tape_first"]),
-        ("linalg_solver/mvn_log_density_from_factor", [{"B": 7, "n": 12}, {"B": 3, "n": 33}], 1, ["tape_value"]),
-    ],
-    ids=["softmax", "sigmoid", "of a product", "a substitution"],
-)  # fmt: skip
+    ("name", "dims", "loops", "buffers"), [(name, *rest) for name, rest in DATASET.items()], ids=DATASET
+)
 def test_forwards_of_the_dataset__leave_the_backward_no_loop_to_run_again(
     tmp_path: Path, name: str, dims: list[dict], loops: int, buffers: list[str]
 ) -> None:

@@ -67,8 +67,8 @@ class Builder(Loops, Aliases):
         return found
 
     def _of_steps(self) -> dict[Node, StepCall]:
-        """The calls that give sums, maxima and places in each step of a loop, of which each stands where it is
-        made in every step, and gives the same in front of its statement."""
+        """The calls that give sums, maxima and places in each step of a loop, of which each stands where it
+        is made in every step, and gives the same in front of its statement."""
         places: dict[ast.Call, StepCall] = {}
         for loop in self.plain:
             counter = loop.target.id  # type: ignore[attr-defined]

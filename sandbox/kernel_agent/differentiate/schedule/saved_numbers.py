@@ -5,10 +5,10 @@
         tl.store(tape_winner + program * tape_steps + j, winner)
         left = tl.where(experts == winner, -inf, left)
 
-`reverse/kept_numbers.py` finds the numbers. What a step stores is what the forward computes there: a call in a
-loop over `range(n)` in the body of the kernel, in no branch and no other loop, which makes it in every step.
-Where the backward also needs what such a loop leaves, a block in a variable of the kernel, the copy stores
-that too. It is done where none of these loops is left to run then, and no other tape; where the programs of
+`reverse/kept_numbers.py` finds the numbers. What a step stores is what the forward computes there: a call in
+a loop over `range(n)` in the body of the kernel, in no branch and no other loop, which makes it in every
+step. Where the backward also needs what such a loop leaves, a block in a variable of the kernel, the copy
+stores that too. It is done where none of these loops is left to run then, and no other tape; where the programs of
 the backward are those of the forward, with its blocks; and where that is little, as it lives from the forward
 to the backward.
 """
@@ -55,8 +55,8 @@ class _Found:
 
 
 def use(reverse: Reverse, site: Site, tape: Tape, taken: set[str]) -> tuple[list[saved.Saved], int]:
-    """Replace the tapes of a backward by those that the forward's copy stores: what it saves, and the bytes of
-    it in the traced call; nothing, and 0, where that is not possible. `taken`: names of other buffers."""
+    """Replace the tapes of a backward by those that the forward's copy stores: what it saves, and the bytes
+    of it in the traced call; nothing, and 0, where that is not possible. `taken`: names of other buffers."""
     found = _find(reverse, site, tape)
     if found is None:
         return [], 0

@@ -97,7 +97,7 @@ def _free(name: str, site: Site) -> str:
 
 
 def _tape(lines: list[str], saved: list[Saved], first: int, program: str, site: Site) -> None:
-    """Store numbers of every step in loops whose variable is the step's number, in lines from the `first` on."""
+    """Store numbers of every step in loops whose variable is its number, in lines from the `first` on."""
     at = _free("tape_at", site)
     more: list[tuple[int, list[str]]] = []
     for loop, kepts in groupby(sorted(saved, key=_loop_line), key=_loop_line):
@@ -122,8 +122,8 @@ def _loop_line(kept: Saved) -> int:
 
 
 def _line(kept: Saved) -> int:
-    """The line in front of which a number of every step is stored: that of the call which makes it, or the one
-    behind the statement, where that assigns the number."""
+    """The line in front of which a number of every step is stored: that of the statement with the call, or
+    the one behind it, where it assigns the number."""
     statement = kept.taped.at.statement
     behind = assigned(kept.taped.at) is not None
     return (statement.end_lineno or statement.lineno) + 1 if behind else statement.lineno
