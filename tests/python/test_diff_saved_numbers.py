@@ -218,6 +218,13 @@ def test_what_the_copy_cannot_store_in_each_step__is_taped_by_the_backward(edits
     check(changed(*edits), False)
 
 
+# A block of two axes that the loop leaves, and a row of it that is saved as well.
+BLOCK_LEFT = [
+    TWICE,
+    ("    left = z\n", "    left = z\n    s = tl.arange(0, 8)\n    a = tl.zeros([8, 1], tl.float32)\n    a_rows = tl.zeros([8], tl.float32)\n"),
+    (STORED, f"{STORED.replace('K + j', '2 * K + j')}\n        m = tl.sin(tl.max(left, axis=0))\n        a = tl.where(s[:, None] == j, m, a)\n        a_rows = tl.where(s == j, m * 2.0, a_rows)"),
+    (NEXT, f"{NEXT}\n    tl.store(w_ptr + row * 2 * K + K + s, a_rows * a_rows * tl.sum(tl.sum(a * a, axis=0), axis=0), mask=s < K)"),
+]  # fmt: skip
 SAVED = {
     "a helper": [(PLACE, "place = place_of(left)")],
     "a range from zero": [("range(K)", "range(0, K, 1)")],
@@ -237,6 +244,10 @@ SAVED = {
         ("w, E, k,", "w, T, E, k,"),
     ],
     "names that are taken": [(PLACE, f"{PLACE}\n        tape_place, tape_at = 1, 2")],
+    "a name that makes one of ours": [(PLACE, PLACE.replace("place", "at")), ("lanes == place", "lanes == at")],
+    "another": [(PLACE, PLACE.replace("place", "steps")), ("lanes == place", "lanes == steps")],
+    "a loop that is unrolled": [("E, K, BLOCK: tl", "E, K: tl.constexpr, BLOCK: tl"), ("range(K)", "tl.static_range(K)")],
+    "rows of a block beside a buffer of that name": BLOCK_LEFT,
     "a loop for nothing before it": [("    left = z\n", "    left = z\n    for j in range(K):\n        row += 0\n")],
     "what the loop leaves": LEAVES,
     "a gradient that is summed over rows": [

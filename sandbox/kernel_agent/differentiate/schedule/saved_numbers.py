@@ -8,9 +8,9 @@
 `reverse/kept_numbers.py` finds the numbers. What a step stores is what the forward computes there: a call in
 a loop over `range(n)` in the body of the kernel, in no branch and no other loop, which makes it in every
 step. Where the backward also needs what such a loop leaves, a block in a variable of the kernel, the copy
-stores that too. It is done where none of these loops is left to run then, and no other tape; where the programs of
-the backward are those of the forward, with its blocks; and where that is little, as it lives from the forward
-to the backward.
+stores that too. It is done where none of these loops is left to run then, and no other tape; where the
+programs of the backward are those of the forward, with its blocks; and where that is little, as it lives from
+the forward to the backward.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def use(reverse: Reverse, site: Site, tape: Tape, taken: set[str]) -> tuple[list
     if bytes_kept * SHARE > _bytes_of_launch(site):
         return [], 0
     names = {name: name for name in found.alike}
-    known = taken | saved.names_in(site.source)
+    known = taken | saved.names_in(site.source) | {forward_values.STEPS}
     for store in (store for _, store in found.stores):
         names[store.buffer] = _free(store.buffer, known)
     made, loads = _tapes(reverse, site, found, buffers, names)
