@@ -24,6 +24,7 @@ from .schedule import (
     product_tiles,
     row_factors,
     saved,
+    saved_numbers,
     saved_tiles,
     second_launch,
     shared_loops,
@@ -154,6 +155,9 @@ def planned(site: trace.Site, name: str, asked: Asked, known: list[LineReport]) 
     if step_matrices.stays(reverse, matrices):
         return planned(site, name, replace(asked, matrix=False), known)
     taped = forward_values.Tape(reverse, lambda buffer: forward_values.size(buffer, site)).run()
+    others = {one.buffer for one in kept}
+    walked = isinstance(fused, Partials)
+    numbers, handed = ([], 0) if walked else saved_numbers.use(reverse, site, taped, others)
     plan = Scheduled(
         site,
         reverse,
@@ -162,19 +166,19 @@ def planned(site: trace.Site, name: str, asked: Asked, known: list[LineReport]) 
         taped,
         after,
         totals,
-        saved=kept,
+        saved=kept + numbers,
         offers=offers,
         matrices=matrices,
         could_store=could,
     )
     plan.offers += tuning.one_warp(reverse, site)
-    alone = not (plan.fused or plan.after or owner.spills.made or taped.buffers)
+    alone = not (plan.fused or plan.after or owner.spills.made or taped.buffers or numbers)
     if alone and asked.schedule != "atomic" and not matrices:
         plan.offers += _shares(reverse, site)
     if alone and (asked.shares or matrices):
         plan.shared = shared_loops.find(reverse, site.launch.grid)
     totals.kept = sum(w.kind == "atomic_add" for w in plan.writes) + len(plan.added)
-    totals.tape = sum(forward_values.size(b, site) for b in taped.buffers)
+    totals.tape = handed + sum(forward_values.size(b, site) for b in taped.buffers)
     if plan.fused is not None and not kept and not asked.saved:
         other = planned(site, name, replace(asked, saved=True), known)
         if other.saved and other.fused is not None:

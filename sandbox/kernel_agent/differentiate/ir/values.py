@@ -85,6 +85,16 @@ class Arg:
     behind: Arg | None = None  # of a table of addresses: what it points to; `value` has their storages
 
 
+@dataclass(frozen=True)
+class StepCall:
+    """A call in the kernel's own text that is made once in every step of a loop over `range(n)`, or over its
+    like, in the body of the kernel: `statement` is one of the loop's own, with lines of its own."""
+
+    loop: ast.For
+    statement: ast.stmt
+    call: ast.Call
+
+
 @dataclass
 class Kernel:
     """The forward of one launch."""
@@ -101,6 +111,8 @@ class Kernel:
     variables: dict[str, Node] = field(default_factory=dict)  # where the kernel ends
     calls: dict[Node, str] = field(default_factory=dict)  # with their text, which would give the same there
     looped: dict[Node, ast.Call] = field(default_factory=dict)  # what calls of helpers with loops give
+    of_steps: dict[Node, StepCall] = field(default_factory=dict)  # what sums and the like in loops give
+    carried: dict[Node, tuple[Node, Node | None]] = field(default_factory=dict)  # as read: first, and next
     either: set[str] = field(default_factory=set)  # numbers that may be tensors of integers in other calls
     # all that is read, also for nothing: base, offset and mask
     loaded: list[tuple[Node, Node, Node | None]] = field(default_factory=list)

@@ -53,6 +53,7 @@ class Values:
         self.looped: dict[
             Node, ast.Call
         ] = {}  # what calls there, outside of loops, gave by loops that only read
+        self.plain: list[ast.For] = []  # loops whose variable is the number of the step
         self.stored: list[Store] = []
         self.added: set[str] = set()  # buffers that are added to atomically
         self.loaded: list[Access] = []

@@ -66,6 +66,8 @@ class Loops(Branches):
             index = g.add(first, g.mul(iv, stride)) if moved else iv
             if moved and index.hint is None:
                 index.hint = variable
+        if zero_based and not moved and found is None and self.whole is None:
+            self.plain.append(node)
         trips = g.make("maximum", (hi if zero_based else self.trips(lo, hi, step), g.const(0)))
         self.iterate(node, region, None, (count, trips, step, lo), {variable: index})
         if found is not None:

@@ -11,9 +11,9 @@ from __future__ import annotations
 import ast
 from typing import Any
 
-from ..ir.nodes import Node, is_float, nodes_in, operands, reachable
+from ..ir.nodes import For, Node, is_float, nodes_in, operands, reachable, walk
 from ..ir.refusal import Refusal
-from ..ir.values import Arg, DType, Kernel, Ptr, Returned, offset_name, returns
+from ..ir.values import Arg, DType, Kernel, Ptr, Returned, StepCall, assigned_names, offset_name, returns
 from . import language, syntax_check
 from .aliases import Aliases
 from .loops import Loops
@@ -42,12 +42,15 @@ class Builder(Loops, Aliases):
         made = (self.source.name, self.g, params, self.effects, self.args, self.tl, self.inplace)
         ending = self.endings[0] if len(self.endings) == 1 else {}
         variables = {name: value for name, value in ending.items() if isinstance(value, Node)}
+        loops = [effect for effect in walk(self.effects) if isinstance(effect, For)]
         return Kernel(
             *made,
             line=self.source.lineno,
             variables=variables,
             calls=self._repeatable(ending),
             looped=self.looped,
+            of_steps=self._of_steps(),
+            carried={c.phi: (c.init, c.next) for loop in loops for c in loop.carries},
             loaded=[(base, offset, mask) for base, offset, mask, _ in self.loaded],
             apart=self.apart,
             either=self.either,
@@ -62,6 +65,24 @@ class Builder(Loops, Aliases):
             if same and {n.op for n in nodes_in([value])} & {"reduce", "random"} and not _loads(value, names):
                 found.setdefault(value, ast.unparse(call))
         return found
+
+    def _of_steps(self) -> dict[Node, StepCall]:
+        """The calls that give sums, maxima and places in each step of a loop, of which each stands where it
+        is made in every step, and gives the same in front of its statement."""
+        places: dict[ast.Call, StepCall] = {}
+        for loop in self.plain:
+            counter = loop.target.id  # type: ignore[attr-defined]
+            if loop not in self.source.body or counter in assigned_names(loop.body):
+                continue
+            for statement in loop.body:
+                parts = list(ast.walk(statement))
+                simple = isinstance(statement, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Expr)
+                certain = not any(isinstance(part, ast.IfExp | ast.BoolOp) for part in parts)
+                if simple and certain and _has_lines(statement, loop):
+                    calls = [part for part in parts if isinstance(part, ast.Call)]
+                    places |= {call: StepCall(loop, statement, call) for call in calls}
+        found = [(value, places[call]) for call, value, _ in self.called if call in places]
+        return {value: at for value, at in reversed(found) if value.op in ("reduce", "argreduce")}
 
     def block(self, statements: list[ast.stmt]) -> Returned | None:
         for index, statement in enumerate(statements):
@@ -125,6 +146,14 @@ class Builder(Loops, Aliases):
         nameless = isinstance(value, Node) and value.op not in ("const", "constexpr", "param", "iv")
         if nameless and value.hint is None:
             value.hint = name
+
+
+def _has_lines(statement: ast.stmt, loop: ast.For) -> bool:
+    """Whether a statement of a loop shares no line with anything else."""
+    first, last = statement.lineno, statement.end_lineno or statement.lineno
+    others = [(one.lineno, one.end_lineno or one.lineno) for one in loop.body if one is not statement]
+    head = (loop.lineno, loop.iter.end_lineno or loop.lineno)
+    return all(end < first or begin > last for begin, end in (head, *others))
 
 
 def _loads(value: Node, names: dict[str, Any]) -> bool:

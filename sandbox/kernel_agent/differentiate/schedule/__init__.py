@@ -18,6 +18,7 @@ is left.
     kept_values      values that took a loop are stored by the main kernel
     kept_tiles       where in a matrix whole tiles of them are stored
     operands         tiles that products take more than loaded, computed once in front of an owner kernel
+    saved_numbers    numbers of steps that the forward tapes, so that no loop runs again for them
     saved_tiles      tiles that the forward saves, so that no product is computed again
     step_matrices    tiles of an adjoint that products of several gradients take, stored once as a matrix
     product_tiles    tiles of their own for kernels that own products of such a matrix

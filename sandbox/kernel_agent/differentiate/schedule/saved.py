@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+from ..ir.graph import Graph
 from ..ir.nodes import Node, nodes_in, operands, reachable
 from ..ir.rewriter import Rewriter
 from ..ir.simplify import is_number
@@ -42,10 +43,13 @@ class Saved:
     text: str
     buffer: str
     dtype: str
-    shape: tuple[Node, ...]  # of at most one axis
+    shape: tuple[Node, ...]  # of at most one axis, or two where it is a block that a loop leaves
     numel: Node
     row: int | None = None  # the grid axis that shares out the rows that it is of, if the copy chooses blocks
     cut: Any = None  # of a tile: where it is stored, as a matrix (see `saved_tiles`)
+    taped: Any = (
+        None  # of a number of every step: where it is stored, and how many steps (see `saved_numbers`)
+    )
 
 
 @dataclass(frozen=True)
@@ -76,7 +80,7 @@ def use(reverse: Reverse, site: Site, dear: bool = False) -> list[Saved]:
         return []
     loads: dict[Node, Node] = {}
     made: dict[str, Saved] = {}
-    taken = {n.arg for n in site.source.args.args} | _names(site.source)
+    taken = names_in(site.source)
     for node, text in found.items():
         called = re.sub(r"\W.*", "", text.removeprefix(f"{reverse.kernel.tl}."))
         name = text if text.isidentifier() else f"row_{called}" if called in vars(builtins) else called
@@ -90,7 +94,7 @@ def use(reverse: Reverse, site: Site, dear: bool = False) -> list[Saved]:
         kept = made[text]
         g.reverse, g.line = False, node.line
         with g.at(node.home):
-            index = g.mul(_program(reverse, ordered(site, kept.row)), kept.numel)
+            index = g.mul(program_number(g, ordered(site, kept.row)), kept.numel)
             for axis in range(len(kept.shape)):
                 index = g.add(index, g.lanes(kept.shape, axis))
             base = g.scratch(kept.buffer, kept.dtype)
@@ -121,7 +125,7 @@ def copyable(site: Site) -> bool:
     """Whether a copy of the kernel may be launched in its place."""
     if site.home.imported:  # its names may be others in the user's file
         return False
-    if any(_is_of_a_library(vars(site.home.module).get(name)) for name in _names(site.source)):
+    if any(_is_of_a_library(vars(site.home.module).get(name)) for name in names_in(site.source)):
         return False
     kernel, computed = site.kernel, set(site.launch.heuristics) - set(site.heuristics)
     if site.tables or kernel.inplace or kernel.apart or computed:
@@ -177,13 +181,8 @@ def ordered(site: Site, row: int | None) -> list[int]:
 
 def _cut(reverse: Reverse, site: Site, copied: Copied, dear: bool) -> dict[Node, str]:
     """The variables and calls that stand between the backward and the forward's loops, and what is `dear`."""
-    kernel, source = reverse.kernel, site.source
-    certain = {
-        name
-        for statement in source.body
-        if isinstance(statement, (ast.Assign, ast.AugAssign, ast.AnnAssign))
-        for name in assigned_names([statement])
-    }
+    kernel = reverse.kernel
+    certain = certain_names(site.source)
     rank = max((len(n.shape) for n in nodes_in(kernel.effects) if n.op == "load"), default=0)
     won = _won(reverse) if dear else set()
     named = {
@@ -227,6 +226,16 @@ def _cut(reverse: Reverse, site: Site, copied: Copied, dear: bool) -> dict[Node,
         ):
             left.append(item)
     return {} if left else found
+
+
+def certain_names(source: ast.FunctionDef) -> set[str]:
+    """The variables that a kernel assigns outside of loops and branches."""
+    return {
+        name
+        for statement in source.body
+        if isinstance(statement, (ast.Assign, ast.AugAssign, ast.AnnAssign))
+        for name in assigned_names([statement])
+    }
 
 
 def _inverted(node: Node) -> Node | None:
@@ -277,10 +286,9 @@ def _by_rows(blocks: Blocks, node: Node) -> bool:
     return not blocks.rows or row in blocks.rows
 
 
-def _program(reverse: Reverse, axes: list[int]) -> Node:
+def program_number(g: Graph, axes: list[int]) -> Node:
     """The number of a program, along axes from the fastest on: neighbours along the first are next to each
     other, as their rows are."""
-    g = reverse.kernel.graph
     total: Node = g.const(0)
     for axis in reversed(axes):
         here = g.pid(axis)
@@ -288,5 +296,6 @@ def _program(reverse: Reverse, axes: list[int]) -> Node:
     return total
 
 
-def _names(source: ast.FunctionDef) -> set[str]:
-    return {node.id for node in ast.walk(source) if isinstance(node, ast.Name)}
+def names_in(source: ast.FunctionDef) -> set[str]:
+    """All names of a kernel: its parameters, and those that its text has."""
+    return {n.id for n in ast.walk(source) if isinstance(n, ast.Name)} | {n.arg for n in source.args.args}

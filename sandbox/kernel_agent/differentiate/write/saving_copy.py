@@ -6,8 +6,10 @@ import ast
 from itertools import groupby
 
 from ..read.trace import Site
-from ..schedule.saved import Saved, copies, ordered
-from .line_breaks import WIDTH, break_line, wrap
+from ..reverse.forward_values import STEPS
+from ..schedule.saved import Saved, copies, names_in, ordered
+from ..schedule.saved_numbers import assigned, trips_of
+from .line_breaks import WIDTH, break_line, folded, wrap
 
 ROWS = "saved_rows"  # so many the backward has, along the axis that shares them out
 
@@ -19,11 +21,10 @@ def copy_text(site: Site, lines: list[str], saved: list[Saved], name: str) -> st
     params = [ast.unparse(arg) for arg in given.args]
     for at, value in enumerate(given.defaults, len(params) - len(given.defaults)):
         params[at] += f" = {ast.unparse(value)}" if given.args[at].annotation else f"={ast.unparse(value)}"
-    row, rows_name = saved[0].row, ROWS
-    taken = {n.id for n in ast.walk(source) if isinstance(n, ast.Name)} | {kept.buffer for kept in saved}
-    while rows_name in taken | {arg.arg for arg in given.args}:
-        rows_name += "_"
-    params = [*(kept.buffer for kept in saved), *[rows_name] * (row is not None), *params]
+    taken = names_in(source) | {kept.buffer for kept in saved} | {STEPS}
+    row, rows_name = saved[0].row, _free(ROWS, taken)
+    steps = [STEPS] * bool(trips_of(saved))
+    params = [*(kept.buffer for kept in saved), *[rows_name] * (row is not None), *steps, *params]
     head = [f"def {name}({', '.join(params)}):"]
     if len(head[0]) > WIDTH:
         head = [f"def {name}(", *("    " + line + "," for line in wrap(params, WIDTH - 5)), "):  # fmt: skip"]
@@ -49,7 +50,8 @@ def copy_text(site: Site, lines: list[str], saved: list[Saved], name: str) -> st
             more = [*_tile(kept, tl, WIDTH - len(indent)), *more]
         at = end - first.lineno + 1
         body[at:at] = [indent + line for line in more]
-    saved = [kept for kept in saved if kept.cut is None]
+    _tape(body, [kept for kept in saved if kept.taped is not None], first.lineno, number, tl, taken)
+    saved = [kept for kept in saved if kept.cut is None and kept.taped is None]
     if not saved:
         return "\n".join([*_decorators(site), *head, *body]) + "\n"
     what = ", ".join(kept.text for kept in saved)
@@ -64,14 +66,65 @@ def copy_text(site: Site, lines: list[str], saved: list[Saved], name: str) -> st
             line = f"{tl}.store({kept.buffer} + {base}{rows}, {kept.text}, mask={rows} < {rows_name})"
             stores += [indent + part for part in break_line(line, WIDTH - len(indent))]
     for kept in saved if row is None else ():
-        place = f"({number})" if kept.shape and "+" in number else number
-        for dim in kept.shape:
-            size = dim.attrs["name"] if dim.op == "constexpr" else str(dim.value)
-            place = f"{place} * {size} + {tl}.arange(0, {size})" if place else f"{tl}.arange(0, {size})"
-        pointer = f"{kept.buffer} + {place}" if place else kept.buffer
-        line = f"{tl}.store({pointer}, {kept.text})"
-        stores += [indent + part for part in break_line(line, WIDTH - len(indent))]
+        stores += [indent + part for part in _stored(kept, number, tl, WIDTH - len(indent), taken)]
     return "\n".join([*_decorators(site), *head, *body, *stores]) + "\n"
+
+
+def _stored(kept: Saved, number: str, tl: str, width: int, taken: set[str]) -> list[str]:
+    """The store of a value that is the entry of some number, a block row by row."""
+    place, lines = number, []
+    for axis, dim in enumerate(kept.shape):
+        size = dim.attrs["name"] if dim.op == "constexpr" else str(dim.value)
+        lanes = f"{tl}.arange(0, {size})" + "[None, :]" * axis
+        around = f"({place})" if "+" in place else place
+        place = f"{around} * {size} + {lanes}" if place else lanes
+        if axis + 1 < len(kept.shape):
+            rows = _free(f"{kept.buffer}_rows", taken)
+            lines += break_line(f"{rows} = {place}", width)
+            place = f"{rows}[:, None]"
+    pointer = f"{kept.buffer} + {place}" if place else kept.buffer
+    return lines + break_line(f"{tl}.store({pointer}, {kept.text})", width)
+
+
+def _free(name: str, taken: set[str]) -> str:
+    """A name that the copy has not."""
+    while name in taken:
+        name += "_"
+    return name
+
+
+def _tape(lines: list[str], saved: list[Saved], first: int, program: str, tl: str, taken: set[str]) -> None:
+    """Store numbers of every step in loops whose variable is its number, in lines from the `first` on."""
+    at = _free("tape_at", taken)
+    more: list[tuple[int, list[str]]] = []
+    for loop, kepts in groupby(sorted(saved, key=_loop_line), key=_loop_line):
+        texts = []
+        for kept in kepts:
+            indent, loop_of = kept.taped.at.statement.col_offset, kept.taped.at.loop
+            step = loop_of.target.id
+            number = f"{at} + {step}" if program else step
+            stored = _stored(kept, number, tl, WIDTH - indent, taken)
+            more.append((_line(kept), [" " * indent + line for line in stored]))
+            texts.append(kept.text)
+        told = folded(f"of each step the backward needs {', '.join(texts)}", WIDTH - loop_of.col_offset - 2)
+        before = [f"# {line}" for line in told]
+        around = f"({program})" if "+" in program else program
+        before += break_line(f"{at} = {around} * {STEPS}", WIDTH - loop_of.col_offset) * bool(program)
+        more.append((loop, [" " * loop_of.col_offset + line for line in before]))
+    for line, text in sorted(more, key=lambda one: -one[0]):
+        lines[line - first : line - first] = text
+
+
+def _loop_line(kept: Saved) -> int:
+    return kept.taped.at.loop.lineno
+
+
+def _line(kept: Saved) -> int:
+    """The line in front of which a number of every step is stored: that of the statement with the call, or
+    the one behind it, where it assigns the number."""
+    statement = kept.taped.at.statement
+    behind = assigned(kept.taped.at) is not None
+    return (statement.end_lineno or statement.lineno) + 1 if behind else statement.lineno
 
 
 def _replace(lines: list[str], call: ast.Call, first: int, name: str) -> None:

@@ -15,14 +15,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..ir import counts
-from ..ir.nodes import Node, Region, nodes_in
+from ..ir.nodes import Node, Region, nodes_in, real
 from ..ir.refusal import Refusal
 from ..ir.spelling import INFIX, call_name, choice, gradient_name, upstream_name
 from ..ir.values import is_static
 from ..prove.packed import Asked, AtMost, Distinct, Ordered, Walked
 from ..read.block_sizes import Grid, Queued, Tiles
 from ..read.trace import Site, grid_written
+from ..reverse.forward_values import STEPS
 from ..schedule.saved import Saved
+from ..schedule.saved_numbers import trips_of
 from ..schedule.scattered import Scattered
 from ..schedule.whole_rows import WARPS, Rows
 from .chosen_tiles import ChosenTiles, has_few_stages
@@ -134,7 +136,9 @@ class FunctionText:
             *up,
             *(f"None if {d} is {copies[n]} else {d}" if n in copies else d for n, d in grads.items()),
         ]
-        values += [n if n in self.saving else step.extra[n] for n in emitted.extra]
+        handed = [STEPS] * (STEPS in emitted.extra and STEPS not in step.extra)  # as the copy has it
+        self.kept |= dict.fromkeys(handed)
+        values += [n if n in (*self.saving, *handed) else step.extra[n] for n in emitted.extra]
         values += [f"{n}={self.value(n)}" for n in constexprs]
         options = self.options(rows) if step.warps is None else {"num_warps": step.warps}
         values += [f"{name}={value}" for name, value in options.items()]
@@ -370,7 +374,7 @@ class FunctionText:
             buffers, rules = self.saved_buffers()
             lines += [part for name in rules for part in broken(f"{name} = {heuristic_text(site, name)}")]
             lines += resolved + self.more_programs() + buffers
-            given += self.saved_rows()
+            given += self.saved_rows() + [STEPS] * bool(trips_of(self.saving.values()))
         lines += broken(f"{self.launched}[{launched}]({', '.join([*given, *call])})")
         outputs = [f"*{tensors_of(n)}" if n in site.tables else n for n in site.outputs]
         if site.tables:
@@ -485,18 +489,23 @@ class FunctionText:
         )
         programs = " * ".join(f"grid[{axis}]" for axis in range(len(site.launch.grid)))
         lines = []
+        if trips := trips_of(self.saving.values()):
+            lines += broken(f"{STEPS} = max({', '.join(map(asking.expr, trips))}, 1)")
         for name, kept in self.saving.items():
             each = (
                 ""
                 if kept.numel.op == "const" and kept.numel.value == 1
                 else f" * {asking.expr(kept.numel, 11)}"
             )
-            size = f"{programs}{each}"
+            size = f"{programs}{f' * {STEPS}' if kept.taped is not None else ''}{each}"
             if kept.cut is not None:
                 size = " * ".join(asking.expr(length, 11) for length in kept.cut.matrix.lengths)
                 size += f" if {asking.expr(kept.cut.flag, 3)} else 0" if kept.cut.flag is not None else ""
-            dtype = "bool" if kept.dtype == "int1" else kept.dtype
-            made = f"torch.empty({size}, dtype=torch.{dtype}, device={device}.device)"
+            dtype = f"torch.{'bool' if kept.dtype == 'int1' else kept.dtype}"
+            if kept.dtype.startswith("$"):  # whatever a call has, no less than was traced
+                given = asking.value(kept.dtype.split(":")[1])
+                dtype = f"torch.promote_types({given}.dtype, torch.{real(kept.dtype)})"
+            made = f"torch.empty({size}, dtype={dtype}, device={device}.device)"
             lines += broken(f"{name} = {made}")
         return lines, [name for name in site.launch.heuristics if name in asking.kept]
 
