@@ -147,8 +147,7 @@ class Constants:
 
     def used(self, demand: Demand) -> list[str]:
         """Those by which a kernel knows how often a loop turns, or what divides or multiplies an index."""
-        asked = {n.args[0].attrs["name"] for n in demand.seen if n.op == "isnone"}
-        small = {n for n in self.site.kernel.args if n not in asked and self._is_small(n)}
+        small = {n for n in self.site.kernel.args if self._is_small(n)}
         if _used(demand, small):  # only then are other calls made
             values = {n: {self.site.launch.args[n], *self._elsewhere(n)} for n in small}
             small = {n for n in small if all(type(v) is int and 0 <= v <= LARGEST for v in values[n])}
