@@ -165,6 +165,8 @@ def test_a_length__is_no_constant(pool) -> None:
         ('[{"N": 3, "Y": 41, "X": 50, "k": 3, "s": 2}]', '[{"N": 2, "Y": 9, "X": 12, "k": 4, "s": 1}]')
     )
     assert "X_const" in asked(known, small)  # small in every call there is
+    alike = pool(('"s": 2}]', '"s": 2}, {"N": 64, "Y": 41, "X": 50, "k": 3, "s": 2}]'))
+    assert "k_const" in asked(alike)  # which was N as well
     both = pool(('"s": 2}]', '"s": 2}, {"N": 2, "Y": 9, "X": 12, "k": 99, "s": 1}]'))
     assert "k_const" not in asked(both, small)
 
@@ -175,16 +177,27 @@ def test_ones__are_left_to_triton(pool) -> None:
     assert offered(draft(file, {**dims, "k": 3}))
 
 
-@pytest.mark.parametrize("value", ["k == 3", "None", "2.0"], ids=["a truth", "None", "a fraction"])
-def test_what_is_no_integer__is_no_constant(pool, value: str) -> None:
+def test_a_truth__is_no_constant(pool) -> None:
     file = pool(
-        ("OX, k, stride, pad, BLOCK:", "OX, k, stride, pad, more, BLOCK:"),
-        ("acc = tl.zeros", "w = 1.0 if more is None else 1.5\n    acc = tl.zeros"),
-        ("tl.store(y_ptr + o, acc,", "tl.store(y_ptr + o, acc * w,"),
-        ("stride, pad, BLOCK=32", f"stride, pad, {value}, BLOCK=32"),
+        ("OX, k, stride, pad, BLOCK:", "OX, k, stride, pad, odd, BLOCK:"),
+        ("mask = (o < n_out)", "mask = (o < n_out) & (o * odd < n_out)"),
+        ("stride, pad, BLOCK=32", "stride, pad, k % 2 == 1, BLOCK=32"),
     )
     text = asked(file)
-    assert "more_const" not in text and "k_const" in text
+    assert "odd * " in text and "odd_const" not in text and "k_const" in text
+    assert_right(file, {"backward": text}, [CASES[0], CASES[1], CASES[3]])
+
+
+def test_a_fraction_in_another_call__is_no_constant(pool) -> None:
+    file = pool(
+        ("OX, k, stride, pad, BLOCK:", "OX, k, stride, pad, some, BLOCK:"),
+        ("mask = (o < n_out)", "mask = (o < n_out) & (o * some < n_out * some)"),
+        ("stride, pad, BLOCK=32", "stride, pad, 2 if k < 4 else 2.0, BLOCK=32"),
+    )
+    assert "some_const" in asked(file)
+    case = {"dims": DIMS, "seed": 1, "others": [DIMS, {**DIMS, "k": 5}]}
+    text = asked(file, case=case)
+    assert "some_const" not in text and "k_const" in text
     assert_right(file, {"backward": text}, CASES[:3])
 
 

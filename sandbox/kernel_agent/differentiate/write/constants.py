@@ -149,22 +149,18 @@ class Constants:
         """Those by which a kernel knows how often a loop turns, or what divides or multiplies an index."""
         small = {n for n in self.site.kernel.args if self._is_small(n)}
         if _used(demand, small):  # only then are other calls made
-            values = {n: {self.site.launch.args[n], *self._elsewhere(n)} for n in small}
+            launches = [self.site.launch, *self.site.others()]
+            values = {n: [launch.args.get(n) for launch in launches] for n in small}
             small = {n for n in small if all(type(v) is int and 0 <= v <= LARGEST for v in values[n])}
-            if all(values[n] == {1} for n in _used(demand, small)):  # Triton compiles for a 1 by itself
+            if all(v == 1 for n in _used(demand, small) for v in values[n]):  # Triton compiles for those
                 return []
         found = _used(demand, small)
         return [n for n in self.site.kernel.args if n in found]
 
-    def _elsewhere(self, name: str) -> list[Any]:
-        """What other known calls pass here."""
-        return [launch.args.get(name) for launch in self.site.others()]
-
     def _is_small(self, name: str) -> bool:
         """Whether an argument is small in the traced call, and no length in SWEEP."""
         value: Any = self.site.launch.args.get(name)
-        plain = type(value) is int and self.site.kernel.args[name].kind == "int"
-        if not plain or name in self.site.kernel.either:
+        if type(value) is not int or name in self.site.kernel.either:
             return False
         return 0 <= value <= LARGEST and self.lengths.stay_small(value)
 
