@@ -304,6 +304,29 @@ def test_a_loop_that_goes_backwards__counts_down(tmp_path, bounds: tuple[str, st
     assert_compiles(file, text, dims)
 
 
+GIVEN = (("n, k, BLOCK: tl", "n, k, g, BLOCK: tl"), ("n, k, BLOCK=16", "n, k, 3, BLOCK=16"))
+ONCE = (
+    "mask=mask, other=0.0).to(tl.float32)\n    for",
+    "mask=mask).to(tl.float32) + 0.1 * (tl.program_id(0) // g)\n    for",
+)
+EACH = ("i * n + cols", "i // g * n + cols")
+
+
+def test_what_divides_once_for_a_program__is_no_constant(tmp_path) -> None:
+    make, dims = edits_of(RECURRENCE, tmp_path / "steps.py"), {"n": 37, "k": 4}
+    for edit, found in ((ONCE, False), (EACH, True)):
+        file = make(*GIVEN, edit)
+        text = asked(file, dims)
+        assert "k_const" in text and ("g_const" in text) == found
+        assert_right(file, {"backward": text}, TAPED)
+
+
+def test_a_loop_that_begins_where_a_program_does__is_not_known(tmp_path) -> None:
+    file = edits_of(RECURRENCE, tmp_path / "steps.py")(("range(k)", "range(tl.program_id(0) % 2, k)"))
+    result = draft(file, {"n": 37, "k": 4})
+    assert not offered(result) and asked(file, {"n": 37, "k": 4}) == result["backward"]
+
+
 def test_steps_of_two__stay_a_loop_backwards(tmp_path) -> None:
     file = edits_of(RECURRENCE, tmp_path / "steps.py")(("range(k)", "range(0, k, 2)"))
     text = asked(file, {"n": 37, "k": 4})
