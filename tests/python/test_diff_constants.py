@@ -456,6 +456,7 @@ def test_it_is_offered_first_but_for_tiles_and_a_first_matrix() -> None:
         ([], [CONSTANTS]),
         (warps, [CONSTANTS, *warps]),
         ([apart, {"saved": 1}], [apart, CONSTANTS, {"saved": 1}]),
+        ([apart, {**apart, "apart": 0}], [apart, {**apart, "apart": 0}, CONSTANTS]),
         ([matrix, {"BLOCK": 8}], [matrix, CONSTANTS, {"BLOCK": 8}]),
     ):
         made = Draft("", "", configs=list(before))

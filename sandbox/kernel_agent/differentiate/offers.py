@@ -27,12 +27,12 @@ def offer(draft: Draft, plan: Scheduled) -> None:
 
 
 def offer_constants(draft: Draft) -> None:
-    """Kernels that are compiled for small integers: before all but tiles of each kernel's own, and a matrix
+    """Kernels that are compiled for small integers: before all but tiles of the backward's own, and a matrix
     where that is first; in place of warps or stages, where there is no room."""
     config, configs = {"constants": 1}, draft.configs
     if config in configs:
         return
-    others = [at for at, one in enumerate(configs) if not (one.get("apart") or one.get("matrix"))]
+    others = [at for at, one in enumerate(configs) if not ("apart" in one or one.get("matrix"))]
     at = others[0] if others else len(configs)
     if len(configs) == tuning.MOST:
         less = [n for n, one in enumerate(configs) if n >= at and one.keys() <= tuning.LAUNCHED]
