@@ -377,6 +377,56 @@ def test_sums_of_numbers__begin_as_tensors(tmp_path) -> None:
     assert_compiles(file, text, dims)
 
 
+SHAPES = (
+    HEAD
+    + """@triton.jit
+def shapes_kernel(x_ptr, w_ptr, y_ptr, n, k, m, BLOCK: tl.constexpr):
+    cols = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    acc = tl.zeros([BLOCK], dtype=tl.float32)
+    for i in range(k):
+        at = (i * 2 + tl.arange(0, 2)[:, None]) * n + cols[None, :]
+        t = tl.load(x_ptr + at, mask=cols[None, :] < n, other=0.0).to(tl.float32)
+        s = tl.exp(t * 0.5)
+        acc += tl.sum(s * t, axis=0)
+    for j in range(m):
+        at = j * n + cols
+        t = tl.load(w_ptr + at, mask=cols < n, other=0.0).to(tl.float32)
+        s = tl.exp(t * 0.5)
+        acc += s * t
+    tl.store(y_ptr + cols, acc, mask=cols < n)
+
+
+@autodiff(inputs_require_grad=(0, 1))
+def shapes(x, w):
+    k, _, n = x.shape
+    y = torch.empty(n, device=x.device, dtype=x.dtype)
+    shapes_kernel[(triton.cdiv(n, 16),)](x, w, y, n, k, w.shape[0], BLOCK=16)
+    return y
+
+
+SWEEP = [{"n": 37, "k": 3, "m": 20}]
+
+
+def make_args(dims, device="cuda", dtype=torch.float32):
+    sizes = (dims["k"], 2, dims["n"]), (dims["m"], dims["n"])
+    return tuple(torch.randn(size, device=device, dtype=dtype) for size in sizes)
+"""
+)
+
+
+@pytest.mark.parametrize("first", ["k", "m"])
+def test_names_of_an_unrolled_loop__are_no_other_loops(tmp_path, first: str) -> None:
+    """They stay when it has ended, and a loop behind it would be taken to carry them, in another shape."""
+    begin, middle, end = (SHAPES.index(at) for at in ("    for i", "    for j", "    tl.store"))
+    turned = SHAPES[:begin] + SHAPES[middle:end] + SHAPES[begin:middle] + SHAPES[end:]
+    file = edits_of(SHAPES if first == "k" else turned, tmp_path / "shapes.py")()
+    dims = {"n": 37, "k": 3, "m": 20}
+    text = asked(file, dims)
+    assert "in tl.static_range(k_const):" in text and "in range(m):" in text
+    assert_right(file, {"backward": text}, [(dims, "normal"), ({"n": 16, "k": 9, "m": 2}, "normal")])
+    assert_compiles(file, text, dims)
+
+
 PRODUCTS = (
     HEAD
     + """@triton.jit

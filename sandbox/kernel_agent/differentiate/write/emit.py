@@ -168,7 +168,7 @@ class Emitter:
         return Emitted(self.name, text, params, up, grads, extra, compiled)
 
     def _constants(self) -> None:
-        """Numbers that the kernel is compiled for, as tensors: what was written of them holds as it stands."""
+        """Numbers that the kernel is compiled for, as tensors: what else is written holds as it stands."""
         made = [n for n in self.compiled.names if n in self.compiled.tensors]
         lines = [f"{name} = {self.tensor(self.compiled.names[name], 'int32')}" for name in made]
         self.scope.lines[INDICES][:0] = lines
