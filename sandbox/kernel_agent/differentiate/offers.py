@@ -28,6 +28,20 @@ def offer(draft: Draft, plan: Scheduled) -> None:
         tuning.offer_first(draft.configs, [{"tf32x3": 1}])
 
 
+def offer_constants(draft: Draft) -> None:
+    """Kernels that are compiled for small integers: before all but tiles of the backward's own, and a matrix
+    where that is first; in place of warps or stages, where there is no room."""
+    config, configs = {"constants": 1}, draft.configs
+    if config in configs:
+        return
+    others = [at for at, one in enumerate(configs) if not ("apart" in one or one.get("matrix"))]
+    at = others[0] if others else len(configs)
+    if len(configs) == tuning.MOST:
+        less = [n for n, one in enumerate(configs) if n >= at and one.keys() <= tuning.LAUNCHED]
+        del configs[less[-1] if less else -1]
+    configs.insert(min(at, tuning.MOST - 1), config)
+
+
 def _offer_for_products(draft: Draft, plan: Scheduled) -> None:
     """Beside tiles of each kernel's own, or alone: operands that are computed once; and tiles that the
     forward saves."""

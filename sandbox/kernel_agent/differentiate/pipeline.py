@@ -22,7 +22,7 @@ from .ir.nodes import GradWrite
 from .ir.refusal import Refusal
 from .ir.report import LineReport, Why
 from .ir.values import is_static
-from .offers import offer
+from .offers import offer, offer_constants
 from .plans import (
     BROKEN,
     Asked,
@@ -56,7 +56,7 @@ from .schedule.decisions import advise, header
 from .schedule.gradient_writes import SKIPPED
 from .schedule.owner import OwnerKernel
 from .schedule.scattered import Scattered
-from .write import saving_copy
+from .write import constants, saving_copy
 from .write.demand import effects_of
 from .write.emit import Emitted, Emitter
 from .write.helpers import OWN, PARTS, PASSED, TABLES, UNSAVED, UNTRACED, host_helpers, scan_helpers
@@ -90,7 +90,9 @@ TUNED_APART = "the forward's own choice is tuned apart"
 # Where gradients are summed over programs; a kernel that needs none of it has no alternatives.
 SCHEDULES = ("owner", "partials", "atomic")
 # Of a configuration, what asks the passes for something, by yes or no.
-KEYS = ("apart", "operands", "outputs", "saved", "exact", "walks", "disjoint", "matrix", "tf32x3")
+KEYS = (
+    "apart", "operands", "outputs", "saved", "exact", "walks", "disjoint", "constants", "matrix", "tf32x3",
+)  # fmt: skip
 
 
 class ProgramsKept(Exception):
@@ -115,6 +117,7 @@ class Draft:
     programs: int = PROGRAMS  # that share the walk over a summed axis
     asked: Asked = field(default_factory=lambda: Asked("partials"))
     longest: dict[int, int] = field(default_factory=dict)  # sizes of the traced call: the greatest in SWEEP
+    lengths: constants.Lengths = field(default_factory=constants.Lengths)
 
     @property
     def alternatives(self) -> list[str]:
@@ -143,6 +146,7 @@ def differentiate(
     launchers.hoist(fwd)
     tuning.bind(fwd, config or {})
 
+    sizes = whole_rows.longest(fwd, dims), constants.lengths(fwd, dims, others)
     apart: list[parted.Apart] = []  # views of fresh tensors that are tensors of their own
 
     def attempt(schedule: str | None, folds: trace.Folds = frozenset(), queued: bool = True) -> Draft:
@@ -157,7 +161,7 @@ def differentiate(
             traced = trace.trace(fwd, first(), (make() for make in more), folds, blocks)
             trace.other_launches(fwd, more, traced[0])
         try:
-            return _attempt(fwd, *traced, schedule, config or {}, whole_rows.longest(fwd, dims), apart)
+            return _attempt(fwd, *traced, schedule, config or {}, sizes, apart)
         except ProgramsKept:
             return attempt(schedule, folds, queued=False)
         except Refusal as refusal:
@@ -201,13 +205,14 @@ def _attempt(
     untraced: list[trace.Untraced],
     schedule: str | None,
     config: dict[str, Any],
-    longest: dict[int, int],
+    sizes: tuple[dict[int, int], constants.Lengths],
     apart: Sequence[parted.Apart],
 ) -> Draft:
     """One attempt with one schedule."""
     sites = [site for site in traced if site.outputs]
     stub = next(n for n in fwd.tree.body if isinstance(n, ast.FunctionDef) and n.name == fwd.stub_name)
-    draft = Draft("", f"{fwd.stub_name}_autograd", schedule=schedule or "partials", longest=longest)
+    draft = Draft("", f"{fwd.stub_name}_autograd", schedule=schedule or "partials")
+    draft.longest, draft.lengths = sizes
     draft.programs = int(config.get("programs", PROGRAMS))
     kept = {name: bool(config.get(name)) for name in KEYS}
     splits, shares, runs = (int(config.get(name, 0)) for name in ("splits", "shares", "runs"))
@@ -452,10 +457,14 @@ def _part(fwd: Forward, plan: Scheduled, text: FunctionText, kernels: dict[str, 
     notes += [f"lines are those of {Path(site.home.path).name}"] if site.home.imported else []
 
     copies = _copies(plan)
+    small = constants.Constants(site, draft.lengths)
 
     def emit(name: str, effects: list, notes: list[str], tiles: int | None = None) -> Emitted:
-        emitted = Emitter(site.kernel, name, lines).emit(effects, notes, tiles)
+        emitter = Emitter(site.kernel, name, lines, small if draft.asked.constants else None)
+        emitted = emitter.emit(effects, notes, tiles)
         kernels[name] = emitted.text
+        if not draft.asked.constants and small.used(emitter.demand):
+            offer_constants(draft)
         return emitted
 
     if any(map(effects_of, reverse.effects)):

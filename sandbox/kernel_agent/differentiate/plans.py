@@ -66,6 +66,7 @@ class Asked:
     exact: bool = False  # nothing is read back that an output holds rounded
     walks: bool = False  # sums are in registers also where other gradients are added to at places of data
     disjoint: bool = False  # rows that an output's stores keep apart are disjoint
+    constants: bool = False  # kernels are compiled for small integers
     matrix: bool = False  # tiles of an adjoint that several products take are kept as a matrix
     tf32x3: bool = False  # exact products of float32 are three in TF32 each
     longest: Mapping[int, int] = field(default_factory=dict, compare=False)  # of whole_rows.longest()

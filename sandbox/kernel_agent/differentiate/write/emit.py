@@ -32,6 +32,7 @@ from ..ir.spelling import (
 )
 from ..ir.values import Kernel, carried, dtype_text
 from ..reverse.rules import SMALL_DOT
+from .constants import Compiled, Constants
 from .demand import Demand, effects_of, places
 from .line_breaks import WIDTH, break_line, folded, indented, shortened, statement, wrap
 
@@ -98,12 +99,17 @@ class Emitted:
     upstream: list[str]
     gradients: list[str]
     extra: list[str]
+    constants: dict[str, str]  # of params, those it is compiled for, by its own names for them
     pids: int = 3
 
 
 class Emitter:
-    def __init__(self, kernel: Kernel, name: str, lines: list[str]) -> None:
+    def __init__(
+        self, kernel: Kernel, name: str, lines: list[str], constants: Constants | None = None
+    ) -> None:
+        """`constants`: of the launch, where the kernel is to be compiled for them."""
         self.kernel, self.name, self.source = kernel, name, lines
+        self.constants, self.compiled = constants, Compiled()
         self.g: Graph = kernel.graph
         self.tl = kernel.tl
         self.reserved: set[str] = {self.tl, "triton", *keyword.kwlist, *kernel.args}
@@ -127,6 +133,10 @@ class Emitter:
         self.reserved |= {n.attrs["name"] for n in self.demand.seen if n.attrs.get("elem")}
         self.sizes = set(nodes_in([dim for node in self.demand.seen for dim in node.shape]))
         self.places = places(self.demand, effects, self.g.top)
+        if self.constants is not None:
+            self.compiled = self.constants.of(self.demand)
+            self.reserved.update(self.compiled.names.values())
+            decisions = [*decisions, *self.compiled.notes]
         self.addresses = self._addresses(effects)
         # Tiles that are no indices: of whole numbers, too, they would be held through a loop if loaded early.
         outside = [n for n in nodes_in(effects) if n.home.parent is None]
@@ -135,13 +145,16 @@ class Emitter:
         if tiles is not None:
             self._tiles_in_order(tiles)
         self.effects(effects)
+        self._constants()
         body = self._sections()
         params = [n for n in self.kernel.args if n in self.params]
         constexprs = [n for n in params if self.kernel.args[n].kind == "constexpr"]
-        runtime = [n for n in params if n not in constexprs]
+        compiled = {n: own for n, own in self.compiled.names.items() if n in params}
+        runtime = [n for n in params if n not in constexprs and n not in compiled]
         up = [upstream_name(n, self.kernel.inplace) for n in self.upstream]
         grads = [gradient_name(n) for n in self.gradients if gradient_name(n) not in up]
-        signature = [*runtime, *up, *grads, *self.extra, *(f"{n}: {self.tl}.constexpr" for n in constexprs)]
+        signature = [*runtime, *up, *grads, *self.extra]
+        signature += [f"{n}: {self.tl}.constexpr" for n in (*constexprs, *compiled.values())]
         head = [f"def {self.name}({', '.join(signature)}):"]
         if len(head[0]) > WIDTH:
             head = [f"def {self.name}(", *("    " + line + "," for line in wrap(signature, WIDTH - 5)), "):"]
@@ -151,7 +164,18 @@ class Emitter:
         about += ["# " + part for line in decisions for part in folded(f"- {line}", WIDTH - 6)]
         lines = [*about, *[""] * bool(decisions), *body]
         text = "\n".join(["@triton.jit", *head, *indented(lines)]) + "\n"
-        return Emitted(self.name, text, params, list(self.upstream), list(self.gradients), list(self.extra))
+        up, grads, extra = list(self.upstream), list(self.gradients), list(self.extra)
+        return Emitted(self.name, text, params, up, grads, extra, compiled)
+
+    def _constants(self) -> None:
+        """Numbers that the kernel is compiled for, as tensors: what else is written holds as it stands."""
+        made = [n for n in self.compiled.names if n in self.compiled.tensors]
+        lines = [f"{name} = {self.tensor(self.compiled.names[name], 'int32')}" for name in made]
+        self.scope.lines[INDICES][:0] = lines
+
+    def tensor(self, number: str, dtype: str) -> str:
+        """A Python number as a tensor of a type; Triton refuses one that the type does not hold."""
+        return f"{self.tl}.zeros([], {self.dtype(dtype)}) + {number}"
 
     def _tiles_in_order(self, axis: int) -> None:
         """A GPU starts programs along the grid's first axis: let those have the tiles of a row in turn."""
@@ -289,7 +313,7 @@ class Emitter:
         inits: list[str] = []
         names = {}
         for carry in carries:
-            text, s = self.initial(carry)
+            text, s = self.initial(carry, loop.region in self.compiled.unrolled)
             names[carry.phi] = self.unique(carry.phi.hint or "carry")
             section = max(section, s)
             inits.append(f"{names[carry.phi]} = {text}")
@@ -318,7 +342,7 @@ class Emitter:
             if text != names[carry.phi]:
                 updates.append((names[carry.phi], text, carry))
         self.update(updates)
-        section = max(section, self.leave(loop=True))
+        section = max(section, self.leave(loop=loop.region not in self.compiled.unrolled))
         lines, barrier = outer.lines[section], f"{self.tl}.debug_barrier()"
         if loop.waits or loop.tape and outer.parent is not None:
             lines.append(barrier)
@@ -329,8 +353,10 @@ class Emitter:
             if k in loop.outs:
                 outer.names[loop.outs[k]] = (names[loop.carries[k].phi], section)
 
-    def initial(self, carry: Carry) -> tuple[str, int]:
+    def initial(self, carry: Carry, unrolled: bool = False) -> tuple[str, int]:
         text, section = self.expr(carry.init)
+        if unrolled and not carry.phi.shape and python_number(carry.init):  # no loop makes it a tensor
+            return f"{self.tl}.full([], {text}, {self.dtype(carry.phi.dtype)})", section
         if carry.init.op == "const" and carry.phi.shape:
             return self.full(carry.init.value, carry.phi.shape, carry.phi.dtype), section
         return text, section
@@ -340,6 +366,8 @@ class Emitter:
         region = loop.region
         if region.bounds is None or region.iv is None:
             return "", ["_"], INDICES
+        if region in self.compiled.unrolled:
+            return self.unrolled(loop, inner)
         lo, hi, step = region.bounds
         (lo_text, s1), (hi_text, s2), (step_text, s3) = self.expr(lo, 9), self.expr(hi), self.expr(step, 10)
         section = max(s1, s2, s3)
@@ -372,6 +400,18 @@ class Emitter:
             start = "" if is_zero(lo) else f"{lo_text} + "
             line = f"{name} = {start}({trips} - 1 - {back}) * {step_text}"
         return f"for {back} in {region.call}({trips}):", [name, line], section
+
+    def unrolled(self, loop: For, inner: Scope) -> tuple[str, list[str], int]:
+        """The same of a loop whose bounds are numbers. Its variable is a tensor, as a loop has it."""
+        region = loop.region
+        assert region.iv is not None
+        self.scope, outer = inner, self.scope
+        name = self.unique(region.iv.hint or "i")
+        number = self.unique(f"{name}_const")
+        self.scope = outer
+        self.params |= self.compiled.bounding(region)
+        head = f"for {number} in {self.tl}.static_range({self.compiled.steps(loop)}):"
+        return head, [name, f"{name} = {self.tensor(number, region.iv.dtype)}"], INDICES
 
     def update(self, updates: list[tuple[str, str, Carry]]) -> None:
         """Assign the carries of the next iteration, all at once where one needs another's old value."""
@@ -503,7 +543,8 @@ class Emitter:
 
     def unique(self, hint: str) -> str:
         """A name that means nothing else here: in no open scope, and in no closed loop inside this one."""
-        scope = next(s for s in self.scope.chain() if s.region.cond is None)  # an `if` hides nothing
+        unrolled = self.compiled.unrolled  # an `if` hides nothing, nor does a loop that is none
+        scope = next(s for s in self.scope.chain() if s.region.cond is None and s.region not in unrolled)
         inner = [s for s in self.stack if s.inside(scope)]
         around = [s for s in self.stack if scope.inside(s)]
         taken = self.reserved.union(*(s.own for s in (*around, *inner)), *(s.below for s in inner))
@@ -644,6 +685,7 @@ class Emitter:
             return text, 11 if text.startswith("-") else ATOM, section
         if op in ("constexpr", "param"):
             name = node.attrs["name"]
+            self.compiled.tensors.add(name)
             asked = node.attrs.get("of", (name,))  # a question about the types of pointers names those
             if all(one in self.kernel.args for one in asked):
                 self.params.update(asked)

@@ -129,7 +129,8 @@ class FunctionText:
         emitted = step.emitted
         args = self.site.args
         constexprs = [n for n in emitted.params if args[n].kind == "constexpr"]
-        values = [self.value(n) for n in emitted.params if n not in constexprs]
+        compiled = emitted.constants
+        values = [self.value(n) for n in emitted.params if n not in constexprs and n not in compiled]
         up = [upstream_name(n, self.inplace) for n in emitted.upstream]
         grads = {n: d for n in emitted.gradients if (d := gradient_name(n)) not in up}
         values += [
@@ -140,6 +141,7 @@ class FunctionText:
         self.kept |= dict.fromkeys(handed)
         values += [n if n in (*self.saving, *handed) else step.extra[n] for n in emitted.extra]
         values += [f"{n}={self.value(n)}" for n in constexprs]
+        values += [f"{own}={self.value(n)}" for n, own in compiled.items()]
         options = self.options(rows) if step.warps is None else {"num_warps": step.warps}
         values += [f"{name}={value}" for name, value in options.items()]
         setup, grid = step.setup, step.grid
