@@ -29,12 +29,13 @@ def offer(draft: Draft, plan: Scheduled) -> None:
 
 
 def offer_constants(draft: Draft) -> None:
-    """Kernels that are compiled for small integers: before all but tiles of the backward's own, and a matrix
-    where that is first; in place of warps or stages, where there is no room."""
+    """Kernels that are compiled for small integers: before all but tiles of the backward's own, products in
+    TF32, and a matrix where that is first; in place of warps or stages, where there is no room."""
     config, configs = {"constants": 1}, draft.configs
     if config in configs:
         return
-    others = [at for at, one in enumerate(configs) if not ("apart" in one or one.get("matrix"))]
+    ahead = {"apart", "matrix", "tf32x3"}
+    others = [at for at, one in enumerate(configs) if ahead.isdisjoint(one)]
     at = others[0] if others else len(configs)
     if len(configs) == tuning.MOST:
         less = [n for n, one in enumerate(configs) if n >= at and one.keys() <= tuning.LAUNCHED]

@@ -216,7 +216,7 @@ def _attempt(
     draft.programs = int(config.get("programs", PROGRAMS))
     kept = {name: bool(config.get(name)) for name in KEYS}
     splits, shares, runs = (int(config.get(name, 0)) for name in ("splits", "shares", "runs"))
-    draft.asked = Asked(draft.schedule, splits, shares, runs, **kept, longest=longest)
+    draft.asked = Asked(draft.schedule, splits, shares, runs, **kept, longest=draft.longest)
     if not sites:
         message = "no launch writes anything that depends on an input"
         raise Refusal("stub", message, line=stub.lineno, file=fwd.path)
