@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from diff_support import assert_right, draft, edits_of, errors, pair_text
+from diff_support import MARKER, ROOT, assert_right, draft, edits_of, errors, pair_text
 from kernel_agent import compiled
 from kernel_agent.differentiate.offers import offer_constants
 from kernel_agent.differentiate.pipeline import Draft
@@ -518,3 +518,13 @@ def test_it_is_offered_first_but_for_tiles_and_a_first_matrix() -> None:
     made = Draft("", "", configs=[*full, {"num_warps": 2}, matrix])
     offer_constants(made)
     assert made.configs == [CONSTANTS, *full, matrix]
+
+
+def test_a_step_that_has_no_name__gets_one(tmp_path) -> None:
+    """No kernel may name what two underscores begin."""
+    pair = ROOT / "dataset/moe_grouped_gemm/moe_topk_softmax_renorm_router.py"
+    file = edits_of(pair.read_text().partition(MARKER)[0], tmp_path / pair.name)()
+    result = draft(file, {"T": 37, "E": 12, "k": 2}, config={"constants": 1})
+    assert "for i_const in tl.static_range(" in result["backward"]
+    assert not re.search(r"\b__", result["backward"])
+    assert_right(file, result, [({"T": 5, "E": 40, "k": 6}, "normal")])

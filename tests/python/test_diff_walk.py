@@ -277,7 +277,7 @@ OWN = {"BM": 32, "BN": 64, "BK": 16}
 def test_blocks__may_be_the_backwards_own(changed) -> None:
     file = changed()
     wide = {"BM": 128, "BN": 128, "BK": 64, "num_warps": 8, "num_stages": 3}
-    offered = draft(file, DIMS)["report"]["configs"]
+    offered = draft(file, DIMS, dtype="float16")["report"]["configs"]
     assert offered[:2] == [{**wide, "apart": 1}, {**wide, "apart": 0}]
     for config in (OWN, {"BM": 16, "BN": 32, "BK": 64}):
         result = draft(file, DIMS, config=config)
@@ -393,7 +393,7 @@ def test_blocks_of_each_kernel_that_owns_tiles__are_wide_where_the_host_knows_th
     }
     for made, (dims, of_rows, of_columns, cases) in sizes.items():
         file = made()
-        result = draft(file, dims, config=config)
+        result = draft(file, dims, config=config, dtype="float16")
         for values in (of_rows, of_columns):
             assert f"BM, BN, BK = {values}\n" in result["backward"].replace(
                 "  # tiles of this kernel's own", ""

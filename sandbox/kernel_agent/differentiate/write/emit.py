@@ -402,11 +402,13 @@ class Emitter:
         return f"for {back} in {region.call}({trips}):", [name, line], section
 
     def unrolled(self, loop: For, inner: Scope) -> tuple[str, list[str], int]:
-        """The same of a loop whose bounds are numbers. Its variable is a tensor, as a loop has it."""
+        """The same of a loop whose bounds are numbers. Its variable is a tensor, as a loop has it; one that
+        the forward calls `_` has a name, as two underscores begin what no kernel may name."""
         region = loop.region
         assert region.iv is not None
         self.scope, outer = inner, self.scope
-        name = self.unique(region.iv.hint or "i")
+        hint = region.iv.hint or ""
+        name = self.unique(hint if hint.strip("_") else "i")
         number = self.unique(f"{name}_const")
         self.scope = outer
         self.params |= self.compiled.bounding(region)
