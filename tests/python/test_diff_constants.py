@@ -105,7 +105,7 @@ def test_a_window__is_compiled_for_its_size_and_stride(pool, dtype: str) -> None
     file = pool()
     plain, result = draft(file, DIMS, dtype=dtype), draft(file, DIMS, dtype=dtype, config=CONSTANTS)
     text = result["backward"]
-    assert plain["report"]["configs"][0] == CONSTANTS and not offered(result)
+    assert offered(plain) and not offered(result)
     assert "_const" not in plain["backward"]
     assert "k_const: tl.constexpr, stride_const: tl.constexpr" in re.sub(r"\s+", " ", text)
     assert "X_const" not in text and "OY_const" not in text and "pad_const" not in text
@@ -500,24 +500,25 @@ def test_the_default_draft__has_the_same_gradients(pool) -> None:
     assert errors(file, plain, CASES) == errors(file, text, CASES)
 
 
-def test_it_is_offered_first_but_for_tiles_and_a_first_matrix() -> None:
-    apart, matrix, warps = {"BLOCK": 64, "apart": 1}, {"matrix": 1}, [{"num_warps": n} for n in (1, 2, 8)]
+def test_it_is_offered_behind_blocks__and_before_warps() -> None:
+    """With the blocks that were fastest: an upsampling had gained more by wider ones than by this."""
+    warps = [{"num_warps": n} for n in (1, 2, 8)]
+    wide = [{"BLOCK": 64, "apart": 1}, {"BLOCK": 32}]
     for before, after in (
         ([], [CONSTANTS]),
         (warps, [CONSTANTS, *warps]),
-        ([apart, {"saved": 1}], [apart, CONSTANTS, {"saved": 1}]),
-        ([apart, {**apart, "apart": 0}], [apart, {**apart, "apart": 0}, CONSTANTS]),
-        ([matrix, {"BLOCK": 8}], [matrix, CONSTANTS, {"BLOCK": 8}]),
+        ([*wide, *warps], [*wide, CONSTANTS, *warps]),
+        ([{"matrix": 1}, {"saved": 1}], [{"matrix": 1}, {"saved": 1}, CONSTANTS]),
     ):
         made = Draft("", "", configs=list(before))
         offer_constants(made)
         assert made.configs == after
         offer_constants(made)
         assert made.configs == after
-    full = [{"BLOCK": n} for n in range(tuning.MOST - 2)]
-    made = Draft("", "", configs=[*full, {"num_warps": 2}, matrix])
+    full = [{"BLOCK": n} for n in range(tuning.MOST - 1)]
+    made = Draft("", "", configs=[*full, {"num_warps": 2}])
     offer_constants(made)
-    assert made.configs == [CONSTANTS, *full, matrix]
+    assert made.configs == [*full, CONSTANTS]
 
 
 def test_a_step_that_has_no_name__gets_one(tmp_path) -> None:

@@ -133,10 +133,10 @@ def test_kernels_of_tiles_with_a_loop_over_groups__may_have_tiles_of_their_own(
         ({"M": m, "groups": 2, "size": 32, "N": n}, "normal") for m, n in ((70, 48), (300, 288), (70, 45))
     ]
     wide = {"BLOCK_M": 128, "BLOCK_N": 128, "num_warps": 8, "num_stages": 3}
-    configs = draft(file, cases[0][0])["report"]["configs"]
+    configs = draft(file, cases[0][0], dtype="float16")["report"]["configs"]
     assert configs[:2] == [{**wide, "apart": 1}, {**wide, "apart": 1, "operands": 1}]
     assert {**wide, "apart": 0} in configs
-    result = draft(file, cases[0][0], config={**wide, "apart": 1})
+    result = draft(file, cases[0][0], config={**wide, "apart": 1}, dtype="float16")
     of_x, of_scales = result["backward"].split("linear_kernel_bwd_x[")
     assert "grid, BLOCK_M, BLOCK_N = (triton.cdiv(M, 256), triton.cdiv(N, 64)), 256, 64\n" in of_x
     assert "grid, BLOCK_M, BLOCK_N = (triton.cdiv(M, 64), triton.cdiv(N, 256)), 64, 256\n" in of_scales

@@ -145,3 +145,18 @@ def test_windows_that_do_not_overlap_in_the_traced_call__are_windows_all_the_sam
     result = draft(file, dims)
     assert result["report"]["atomics"] == 0, result["backward"]
     assert_right(file, result, CASES)
+
+
+def test_a_mask_that_nobody_understands__may_be_what_keeps_planes_within_the_tensor(changed) -> None:
+    """Of programs with more lanes than elements: an owner of all that they could reach would write behind
+    the last plane."""
+    edits = (
+        ("k, stride, pad, BLOCK: tl", "k, stride, pad, odd, BLOCK: tl"),
+        ("k, stride, pad, BLOCK=32", "k, stride, pad, 1, BLOCK=32"),
+        ("mask = (o < n_out) & (y", "mask = (o * odd < n_out) & (y"),
+    )
+    file = changed(*edits)
+    report = (result := draft(file, DIMS))["report"]
+    why = "its mask does not say from where to where its window lies"
+    assert report["atomics"] == 1 and any(why in line["reason"] for line in report["lines"])
+    assert_right(file, result, CASES)

@@ -29,18 +29,9 @@ def offer(draft: Draft, plan: Scheduled) -> None:
 
 
 def offer_constants(draft: Draft) -> None:
-    """Kernels that are compiled for small integers: before all but tiles of the backward's own, products in
-    TF32, and a matrix where that is first; in place of warps or stages, where there is no room."""
-    config, configs = {"constants": 1}, draft.configs
-    if config in configs:
-        return
-    ahead = {"apart", "matrix", "tf32x3"}
-    others = [at for at, one in enumerate(configs) if ahead.isdisjoint(one)]
-    at = others[0] if others else len(configs)
-    if len(configs) == tuning.MOST:
-        less = [n for n, one in enumerate(configs) if n >= at and one.keys() <= tuning.LAUNCHED]
-        del configs[less[-1] if less else -1]
-    configs.insert(min(at, tuning.MOST - 1), config)
+    """Kernels that are compiled for small integers: behind what says which kernels there are and how wide
+    their blocks, which a variant has beside it if that was faster, before warps and stages."""
+    tuning.offer(draft.configs, {"constants": 1}, early=False)
 
 
 def _offer_for_products(draft: Draft, plan: Scheduled) -> None:

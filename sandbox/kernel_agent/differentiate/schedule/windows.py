@@ -61,7 +61,9 @@ class Window:
     low: Form = field(default_factory=dict)
     size: Node | None = None
     place: Node | None = None  # the owned count, from 0
-    bounded: bool = True  # from the mask, from both sides: else from what it is a sum of
+    bounded: bool = (
+        True  # by the mask, from both sides: else by what it is a sum of, or how many programs are
+    )
 
 
 def windowed(g: Graph, programs: Programs, tiles: Rewriter, grid: tuple[int, ...], write: GradWrite) -> bool:
@@ -335,6 +337,7 @@ class Turn:
         whole = window.solved.position is not None and window.solved.terms is window.solved.position.terms
         if not window.taps and window.solved.multiplier == (1, ()) and not (self.shifted and whole):
             window.size = self._size(window.solved)
+            window.bounded = window.solved.position is None or window.solved.position.limit is not None
             return
         low, window.size, used = self._extent(self.reader, [window.solved, *window.taps])
         window.low = nonzero(low)
@@ -566,9 +569,11 @@ class Turn:
         return wanted
 
     def _hangs(self, condition: Condition, window: Window) -> bool:
-        """Whether a condition asks anything of what an index is a sum of."""
+        """Whether a condition asks anything of what an index is a sum of, or is a digit of."""
         known = set(nodes_in([condition.node]))
-        for var in summed([window.solved, *window.taps]):
+        position = window.solved.position
+        digits = [] if position is None else position.terms
+        for var in (*summed([window.solved, *window.taps]), *digits):
             if var.kind == "lane":
                 if var.key[0] in condition.axes:
                     return True
