@@ -137,3 +137,18 @@ def test_split_k__another_number_of_programs_is_refused_by_the_host(tmp_path: Pa
     dims = {"M": 16, "N": 24, "K": 64}
     with pytest.raises(AssertionError, match="must be SPLIT"):
         errors(file, draft(file, dims)["backward"], [(dims, "normal")])
+
+
+def test_what_took_a_loop_in_parts_of_a_program__leaves_one_gradient_to_atomic_adds(tmp_path: Path) -> None:
+    """The weight's: the statistics that it takes are those of a row that the owner's channels are a part of.
+    The bias has an owner all the same."""
+    pair = ROOT / "dataset/norm/group_norm_nchw_group_owner.py"
+    file = tmp_path / pair.name
+    file.write_text(pair.read_text().partition("# ---- backward ----")[0])
+    dims = {"N": 3, "C": 8, "g": 2, "HW": 2050}
+    result = draft(file, dims)
+    assert result["report"]["atomics"] == 1 and "group_norm_kernel_bwd_b" in result["backward"]
+    lines = [line["reason"] for line in result["report"]["lines"]]
+    assert any("hangs on parts of a program's number" in reason for reason in lines)
+    cases = [(dims, "normal"), ({"N": 2, "C": 6, "g": 3, "HW": 37}, "normal")]
+    assert_right(file, result, cases, 1e-4)

@@ -260,6 +260,9 @@ class Nest:
         if self.owner.spills.narrowed(node) and self._loops_by_a_flag(node.args[0]):
             return self._choice(node.args[0], node)
         if self.owner.spills.wanted(node):
+            if any(n.op == "vpid" for n in nodes_in([node])):
+                why = "took a loop, and hangs on parts of a program's number, which the main kernel has not"
+                raise NotOwned(f"`{node.hint or 'a value'}` {why}")
             return self.owner.spills.load(node, self.node)
         if node.op == "ifout":
             return self._choice(node)

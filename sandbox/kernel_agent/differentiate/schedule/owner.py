@@ -37,7 +37,7 @@ from ..reverse.sweep import writes as every_write
 from . import runs, sunk_sums, tile_queues
 from .gradient_writes import depends
 from .kept_values import Spills
-from .nests import Nest, Part
+from .nests import Nest, NotOwned, Part
 from .operands import Operand, Operands
 from .programs import program_variables
 from .tile_queues import Walk
@@ -475,9 +475,15 @@ class Owner:
             if len(apart) < len(plans):
                 self.build([p for p in plans if p.base not in apart])
             return
-        totals = nests[0].totals()
-        for nest in nests[1:]:
-            totals = [g.add(before, total) for before, total in zip(totals, nest.totals(), strict=True)]
+        before = self.spills.state()
+        try:
+            totals = nests[0].totals()
+            for nest in nests[1:]:
+                totals = [g.add(one, more) for one, more in zip(totals, nest.totals(), strict=True)]
+        except NotOwned as failure:
+            self.spills.restore(before)
+            self._leave(plans, Why("inner", str(failure)))
+            return
         totals = sunk_sums.sink(g, totals)
         made = OwnerKernel(f"{self.name}_{label}", [], grid, [p.base.attrs["name"] for p in plans], split)
         static = [r for r in first.parts[0].path if r.cond is not None and is_static(r.cond)]
