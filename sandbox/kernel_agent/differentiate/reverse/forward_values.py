@@ -407,7 +407,8 @@ class Tape:
             raise Refusal("tape", message, "Bound the loop by arguments.", source.line)
         called = value.hint or suggested(value, {})
         name = f"{prefix}_{called}"
-        while any(b.name == name for b in self.buffers):
+        taken = {STEPS, checkpoints.SEGMENT, checkpoints.CHECKPOINTS, *(b.name for b in self.buffers)}
+        while name in taken:
             name += "_"
         return Buffer(name, real(value.dtype), trips, numel, called, slots)
 
