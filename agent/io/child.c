@@ -88,11 +88,8 @@ void ka_child_own(struct child *c, void *handle)
 
 /* ---- the end of a child ---- */
 
-static const char *sentence(struct child *c, int error)
+static const char *sentence(int error)
 {
-    const struct ka_child_result *r = &c->result->pub;
-    if (r->msg.msg[0])
-        return r->msg.msg;
     if (error == -ECANCELED)
         return "the child was cancelled";
     if (error == -ETIMEDOUT)
@@ -126,8 +123,8 @@ static void tell(struct child *c)
     ka_capture_text(&c->out, &r->out);
     ka_capture_text(&c->err, &r->err);
     r->pub.error = error_of(c);
-    if (r->pub.error)
-        snprintf(r->pub.msg.msg, sizeof(r->pub.msg.msg), "%s", sentence(c, r->pub.error));
+    if (r->pub.error && !r->pub.msg.msg[0])
+        snprintf(r->pub.msg.msg, sizeof(r->pub.msg.msg), "%s", sentence(r->pub.error));
     r->pub.timed_out = c->timed_out;
     r->pub.paused_ms = ka_child_paused_ns(c) / 1000000;
     r->pub.wall_ms = c->started ? (uv_hrtime() - c->started - ka_child_paused_ns(c)) / 1000000 : 0;

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -137,6 +138,11 @@ static void explain_death(const struct ka_op *op, const struct ka_child_result *
         say(result, "%.300s: %s", child->msg.msg, tail);
     } else if (child->error) {
         say(result, "%.900s", child->msg.msg);
+    } else if (by == SIGKILL) {
+        say(result,
+            "the system killed the child (signal 9), as it does where the machine's memory runs out: fewer "
+            "children at a time (--children) or smaller sizes take less; last words: %s",
+            tail);
     } else if (by) {
         say(result, "the child was ended by signal %d (%s); last words: %s", by, strsignal(by), tail);
     } else {

@@ -40,7 +40,7 @@ struct seen {
     bool timed_out;
     uint64_t paused_ms, wall_ms;
     const struct ka_child_result *kept;
-    char out[512], err[512], layers[2048];
+    char out[512], err[512], layers[2048], told[1024];
     struct ka_children *close_when_done;
     const char *keep_name; /* read this file */
     char file[256];
@@ -127,6 +127,7 @@ static inline void on_done(void *arg, uint64_t op, const struct ka_child_result 
     s->timed_out = r->timed_out;
     s->paused_ms = r->paused_ms;
     s->wall_ms = r->wall_ms;
+    snprintf(s->told, sizeof(s->told), "%s", r->msg.msg);
     snprintf(s->out, sizeof(s->out), "%s", r->out);
     snprintf(s->err, sizeof(s->err), "%s", r->err);
     snprintf(s->layers, sizeof(s->layers), "%s", r->layers);

@@ -123,6 +123,7 @@ static void child__whose_zygote_dies__is_reported_and_the_next_one_runs(void **s
     kill_own_children();
     run_until(f, &lost);
     assert_int_equal(lost.error, -EIO);
+    assert_non_null(strstr(lost.told, "signal 9"));
     run_one(f, "exit 5", &next);
     assert_int_equal(next.error, 0);
     assert_int_equal(next.exit_status, 5);
