@@ -475,14 +475,9 @@ class Owner:
             if len(apart) < len(plans):
                 self.build([p for p in plans if p.base not in apart])
             return
-        before = self.spills.state()
-        try:
-            totals = nests[0].totals()
-            for nest in nests[1:]:
-                totals = [g.add(one, more) for one, more in zip(totals, nest.totals(), strict=True)]
-        except NotOwned as failure:
-            self.spills.restore(before)
-            self._leave(plans, Why("inner", str(failure)))
+        totals = self._totals(nests)
+        if isinstance(totals, str):
+            self._leave(plans, totals)
             return
         totals = sunk_sums.sink(g, totals)
         made = OwnerKernel(f"{self.name}_{label}", [], grid, [p.base.attrs["name"] for p in plans], split)
@@ -522,6 +517,18 @@ class Owner:
             if queued:
                 self._walked(made, own, first.parts[0], self.walk)
         self.kernels.append(made)
+
+    def _totals(self, nests: list[Nest]) -> list[Node] | Why:
+        """What gradients sum up to; or why a kernel of their own cannot compute that."""
+        before = self.spills.state()
+        try:
+            totals = nests[0].totals()
+            for nest in nests[1:]:
+                totals = [self.g.add(one, more) for one, more in zip(totals, nest.totals(), strict=True)]
+        except NotOwned as failure:
+            self.spills.restore(before)
+            return Why("inner", str(failure))
+        return totals
 
     def _grid(
         self, label: str, part: Part, sizes: list[Node], split: bool, queued: bool
