@@ -580,6 +580,12 @@ static bool fits(const struct shape *shape, struct ka_shapes_limits limits)
     return all <= limits.budget && (double)all * largest_size(shape) <= limits.square;
 }
 
+bool ka_shapes_fit(const json_t *dims, struct ka_shapes_limits limits)
+{
+    struct shape shape;
+    return read_shape(dims, &shape) == 0 && fits(&shape, limits);
+}
+
 /* The largest size of a dimension, from `low` on, with which the shape fits; `low` where none does. */
 static int64_t most_of(struct shape *shape, size_t at, int64_t low, int64_t high,
                        struct ka_shapes_limits limits)
@@ -609,8 +615,7 @@ static size_t draw_between(struct shape *shape, size_t at, const json_t *shapes,
         int64_t low = sizes[i - 1] > LEAST_GAP ? sizes[i - 1] : LEAST_GAP;
         for (int64_t high; sizes[i] / 2 >= low && count < KA_SHAPES_BETWEEN; low = high) {
             high = sizes[i] / 4 < low ? sizes[i] : 2 * low;
-            int64_t first =
-                low + 1 + ((dim->value - low - 1) % 16 + 16) % 16; /* as ragged as the dimension */
+            int64_t first = low + 1 + ((dim->value - low - 1) % 16 + 16) % 16; /* as ragged as `dim` */
             int64_t last = most_of(shape, at, low, high - 1, limits);
             if (first <= last)
                 drawn[count++] = first + 16 * (int64_t)draw_below(state, (size_t)((last - first) / 16 + 1));
@@ -652,17 +657,17 @@ int ka_shapes_between(const json_t *dims, const json_t *shapes, struct ka_shapes
         all += counts[i];
     }
     json_t *list = json_array();
+    bool shared = all > KA_SHAPES_BETWEEN;
     for (size_t turn = 0; turn < KA_SHAPES_BETWEEN; turn++) {
-        for (size_t i = 0; i < shape.count; i++)
+        for (size_t i = 0; i < shape.count && shared; i++)
             shape.dims[i].scaled = turn < counts[i] ? drawn[i][turn] : shape.dims[i].value;
-        if (all > KA_SHAPES_BETWEEN && add_between(&shape, dims, limits, list))
+        if (shared && add_between(&shape, dims, limits, list))
             continue;
         for (size_t i = 0; i < shape.count; i++) {
-            reset(&shape);
-            if (turn < counts[i])
+            if (turn < counts[i]) {
                 shape.dims[i].scaled = drawn[i][turn];
-            if (turn < counts[i])
                 add_between(&shape, dims, limits, list);
+            }
         }
     }
     *out = list;

@@ -52,12 +52,15 @@ json_t *ka_shapes_singles(const json_t *dims, const char *kind, const json_t *wa
 
 #define KA_SHAPES_BETWEEN 6
 
-/* How large such shapes may be: each size, the product of the sizes, and that product times the largest. */
+/* How large shapes may be: a size that is drawn, the product of all, and that product times the largest. */
 struct ka_shapes_limits {
     int64_t most;
     uint64_t budget;
     double square; /* elements, were the largest size there twice: scores of N by N */
 };
+
+/* Is a shape within them? */
+bool ka_shapes_fit(const json_t *dims, struct ka_shapes_limits limits);
 
 /* Sizes between those that are known, as a backward may do something else for middling ones. Where two
  * neighbours among the sizes that `shapes` ([{"dims"}]) have of a dimension are a factor of two and more

@@ -20,21 +20,12 @@ bool ka_run_scaled_down(const struct ka_run *run)
 
 #define SQUARE_TIMES 16 /* a tensor of so many times the product of the sizes has some of them twice */
 
-static double largest_of(const json_t *dims)
-{
-    json_int_t largest = 1;
-    KA_EACH_MEMBER(dims, name, value) {
-        if (json_integer_value(value) > largest)
-            largest = json_integer_value(value);
-    }
-    return (double)largest;
-}
-
 /* Would the interpreter have little to do even with a tensor of N by N elements, of which no product of the
  * sizes tells? */
 static bool is_little(const json_t *dims)
 {
-    return ka_plan_size(dims) * largest_of(dims) <= KA_RUN_SQUARE;
+    struct ka_shapes_limits limits = {.most = INT64_MAX, .budget = UINT64_MAX, .square = KA_RUN_SQUARE};
+    return ka_shapes_fit(dims, limits);
 }
 
 /* Scaled once more, until it is little. Takes over `found`, a small version of `dims`. */

@@ -4,6 +4,9 @@
 
 #include "internal.h"
 
+/* Elements that the interpreter may have to do with, were the largest size of a shape there twice. */
+#define KA_RUN_SQUARE 4e6
+
 bool ka_run_on_gpu(const struct ka_run *run);
 /* Are shapes scaled, to be run in the interpreter? */
 bool ka_run_scaled_down(const struct ka_run *run);
@@ -12,9 +15,6 @@ bool ka_run_scaled_down(const struct ka_run *run);
  * costs much for tensors of which no product of the sizes tells (scores of N by N) is made smaller yet. On
  * the CPU the shape is one already. */
 json_t *ka_run_small(const struct ka_run *run, json_t *dims);
-#define KA_RUN_SQUARE                                                                                        \
-    4e6 /* elements that the interpreter may have to do with, were the largest size there twice */
-
 /* What is interpreted beside the compiled cases (new reference): smaller yet where that is much. */
 json_t *ka_run_interpreted(const struct ka_run *run, json_t *dims);
 /* SWEEP, or SWEEP_CPU where it counts (new reference): [{"dims", "required"}]. */
