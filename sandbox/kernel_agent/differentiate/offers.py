@@ -88,7 +88,7 @@ def _offer_for_matrices(draft: Draft, plan: Scheduled) -> None:
     own = own_blocks.find(plan.site) if plan.site.blocks is None else None
     larger: list[dict[str, Any]] = []
     if own is not None:
-        own = replace(own, width=max(own.width, draft.longest.get(own.width, 0)))
+        own = replace(own, width=max(own.width, draft.asked.longest.get(own.width, 0)))
         sizes = {config[own.rows]: config for config in own_blocks.offers(own, plan.site, sums=False)[::-1]}
         given = plan.site.args[own.rows].value
         larger = [sizes[size] for size in sorted(sizes, reverse=True) if size > given]

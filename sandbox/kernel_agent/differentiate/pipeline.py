@@ -116,8 +116,7 @@ class Draft:
     rounded: bool = False  # whether something is read back that an output holds rounded
     programs: int = PROGRAMS  # that share the walk over a summed axis
     asked: Asked = field(default_factory=lambda: Asked("partials"))
-    longest: dict[int, int] = field(default_factory=dict)  # sizes of the traced call: the greatest in SWEEP
-    lengths: constants.Lengths = field(default_factory=constants.Lengths)
+    lengths: constants.Lengths = field(default_factory=constants.Lengths)  # which arguments may be some
 
     @property
     def alternatives(self) -> list[str]:
@@ -212,11 +211,11 @@ def _attempt(
     sites = [site for site in traced if site.outputs]
     stub = next(n for n in fwd.tree.body if isinstance(n, ast.FunctionDef) and n.name == fwd.stub_name)
     draft = Draft("", f"{fwd.stub_name}_autograd", schedule=schedule or "partials")
-    draft.longest, draft.lengths = sizes
+    longest, draft.lengths = sizes
     draft.programs = int(config.get("programs", PROGRAMS))
     kept = {name: bool(config.get(name)) for name in KEYS}
     splits, shares, runs = (int(config.get(name, 0)) for name in ("splits", "shares", "runs"))
-    draft.asked = Asked(draft.schedule, splits, shares, runs, **kept, longest=draft.longest)
+    draft.asked = Asked(draft.schedule, splits, shares, runs, **kept, longest=longest)
     if not sites:
         message = "no launch writes anything that depends on an input"
         raise Refusal("stub", message, line=stub.lineno, file=fwd.path)
@@ -362,7 +361,7 @@ def _launch(fwd: Forward, site: trace.Site, kernels: dict[str, str], draft: Draf
     name = f"{site.kernel_name}_bwd"
     if site.class_name[-1].isdigit() and name in kernels:
         name += site.class_name[-1]
-    rows = whole_rows.find(site, draft.longest) if asked.schedule != "atomic" else None
+    rows = whole_rows.find(site, asked.longest) if asked.schedule != "atomic" else None
     whole = planned(site, name, asked, report)
     text = FunctionText(site, site.kernel.inplace)
 

@@ -47,9 +47,7 @@ class Saved:
     numel: Node
     row: int | None = None  # the grid axis that shares out the rows that it is of, if the copy chooses blocks
     cut: Any = None  # of a tile: where it is stored, as a matrix (see `saved_tiles`)
-    taped: Any = (
-        None  # of a number of every step: where it is stored, and how many steps (see `saved_numbers`)
-    )
+    taped: Any = None  # of a number of every step: its call, and how many steps (see `saved_numbers`)
 
 
 @dataclass(frozen=True)
@@ -85,9 +83,7 @@ def use(reverse: Reverse, site: Site, dear: bool = False) -> list[Saved]:
         called = re.sub(r"\W.*", "", text.removeprefix(f"{reverse.kernel.tl}."))
         name = text if text.isidentifier() else f"row_{called}" if called in vars(builtins) else called
         if text not in made:
-            buffer = f"saved_{name}"
-            while buffer in taken:
-                buffer += "_"
+            buffer = free_name(f"saved_{name}", taken)
             taken.add(buffer)
             row = next(iter(copied.rows), None)
             made[text] = Saved(text, buffer, node.dtype, node.shape, g.product(node.shape), row)
@@ -299,3 +295,10 @@ def program_number(g: Graph, axes: list[int]) -> Node:
 def names_in(source: ast.FunctionDef) -> set[str]:
     """All names of a kernel: its parameters, and those that its text has."""
     return {n.id for n in ast.walk(source) if isinstance(n, ast.Name)} | {n.arg for n in source.args.args}
+
+
+def free_name(name: str, taken: set[str]) -> str:
+    """The name, or one like it, that is not taken."""
+    while name in taken:
+        name += "_"
+    return name

@@ -71,10 +71,12 @@ def use(reverse: Reverse, site: Site, tape: Tape, taken: set[str]) -> tuple[list
     names = {name: name for name in found.alike}
     known = taken | saved.names_in(site.source) | {forward_values.STEPS}
     for store in (store for _, store in found.stores):
-        names[store.buffer] = _free(store.buffer, known)
+        names[store.buffer] = saved.free_name(store.buffer, known)
+        known.add(names[store.buffer])
     made, loads = _tapes(reverse, site, found, buffers, names)
     for end, text in found.ends.items():
-        name = _free(f"saved_{text}", known)
+        name = saved.free_name(f"saved_{text}", known)
+        known.add(name)
         made.append(saved.Saved(text, name, end.dtype, end.shape, g.product(end.shape)))
         loads[end] = _load(g, site, made[-1], end, None)
     effects = Rewriter(g, loads.get).effects(reverse.effects)
@@ -256,14 +258,6 @@ def assigned(at: StepCall) -> str | None:
 def _bytes_of_launch(site: Site) -> int:
     tensors = [v for v in site.launch.args.values() if isinstance(v, torch.Tensor)]
     return sum(math.prod(t.shape) * t.element_size() for t in tensors)
-
-
-def _free(name: str, taken: set[str]) -> str:
-    """The name, or one like it, that is not taken; it is from now on."""
-    while name in taken:
-        name += "_"
-    taken.add(name)
-    return name
 
 
 def _tell(reverse: Reverse, source: For) -> None:

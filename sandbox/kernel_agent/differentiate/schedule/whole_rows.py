@@ -12,7 +12,7 @@ verdict sees to both, the host asks.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -84,18 +84,22 @@ class Rows:
         ]
 
 
-def longest(fwd: Forward, dims: dict[str, Any]) -> dict[int, int]:
-    """Sizes of a call, and how large those of that name are in SWEEP at most; the larger one where two names
-    have the size."""
+def grown(fwd: Forward, dims: dict[str, Any]) -> dict[int, set[int]]:
+    """Sizes of a call, and how large those of that name are in SWEEP at most, for each name that has one."""
     found: dict[int, set[int]] = {}
     for name, size in dims.items():
-        if isinstance(size, int) and not isinstance(size, bool):
+        if type(size) is int:
             sizes = [shape.dims.get(name) for shape in fwd.sweep]
-            found.setdefault(size, set()).add(max([size, *(s for s in sizes if isinstance(s, int))]))
-    return {size: max(sizes) for size, sizes in found.items()}
+            found.setdefault(size, set()).add(max([size, *(s for s in sizes if type(s) is int)]))
+    return found
 
 
-def find(site: Site, known: dict[int, int]) -> Rows | None:
+def longest(fwd: Forward, dims: dict[str, Any]) -> dict[int, int]:
+    """The same for each size, the larger one where two names have it."""
+    return {size: max(sizes) for size, sizes in grown(fwd, dims).items()}
+
+
+def find(site: Site, known: Mapping[int, int]) -> Rows | None:
     """Whether all loops of a kernel walk one row, and their block may be another; `known`: of longest()."""
     effects = list(walk(site.kernel.effects))
     loops = [effect for effect in effects if isinstance(effect, For)]

@@ -61,9 +61,7 @@ class Window:
     low: Form = field(default_factory=dict)
     size: Node | None = None
     place: Node | None = None  # the owned count, from 0
-    bounded: bool = (
-        True  # by the mask, from both sides: else by what it is a sum of, or how many programs are
-    )
+    bounded: bool = True  # by the mask, from both sides: else by its summands, or how many programs are
 
 
 def windowed(g: Graph, programs: Programs, tiles: Rewriter, grid: tuple[int, ...], write: GradWrite) -> bool:

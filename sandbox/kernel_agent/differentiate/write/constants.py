@@ -21,6 +21,7 @@ from ..ir.folding import concrete
 from ..ir.nodes import For, Node, Region, nodes_in
 from ..ir.simplify import is_number, is_zero
 from ..ir.spelling import INFIX
+from ..schedule import whole_rows
 from .demand import Demand
 
 if TYPE_CHECKING:
@@ -49,11 +50,7 @@ class Lengths:
 def lengths(fwd: Forward, dims: dict[str, Any], others: Sequence[dict[str, Any]]) -> Lengths:
     """Of a call, and others whose launches are known too. Of two names of one size the smaller counts: which
     of them an argument is, is not known."""
-    found: dict[int, int] = {}
-    for name, size in dims.items():
-        if type(size) is int:
-            largest = max([size, *(s for shape in fwd.sweep if type(s := shape.dims.get(name)) is int)])
-            found[size] = min(largest, found.get(size, largest))
+    found = {size: min(sizes) for size, sizes in whole_rows.grown(fwd, dims).items()}
     return Lengths(found, all(shape.dims in (dims, *others) for shape in fwd.sweep))
 
 

@@ -7,7 +7,7 @@ from itertools import groupby
 
 from ..read.trace import Site
 from ..reverse.forward_values import STEPS
-from ..schedule.saved import Saved, copies, names_in, ordered
+from ..schedule.saved import Saved, copies, free_name, names_in, ordered
 from ..schedule.saved_numbers import assigned, trips_of
 from .line_breaks import WIDTH, break_line, folded, wrap
 
@@ -22,7 +22,7 @@ def copy_text(site: Site, lines: list[str], saved: list[Saved], name: str) -> st
     for at, value in enumerate(given.defaults, len(params) - len(given.defaults)):
         params[at] += f" = {ast.unparse(value)}" if given.args[at].annotation else f"={ast.unparse(value)}"
     taken = names_in(source) | {kept.buffer for kept in saved} | {STEPS}
-    row, rows_name = saved[0].row, _free(ROWS, taken)
+    row, rows_name = saved[0].row, free_name(ROWS, taken)
     steps = [STEPS] * bool(trips_of(saved))
     params = [*(kept.buffer for kept in saved), *[rows_name] * (row is not None), *steps, *params]
     head = [f"def {name}({', '.join(params)}):"]
@@ -79,23 +79,16 @@ def _stored(kept: Saved, number: str, tl: str, width: int, taken: set[str]) -> l
         around = f"({place})" if "+" in place else place
         place = f"{around} * {size} + {lanes}" if place else lanes
         if axis + 1 < len(kept.shape):
-            rows = _free(f"{kept.buffer}_rows", taken)
+            rows = free_name(f"{kept.buffer}_rows", taken)
             lines += break_line(f"{rows} = {place}", width)
             place = f"{rows}[:, None]"
     pointer = f"{kept.buffer} + {place}" if place else kept.buffer
     return lines + break_line(f"{tl}.store({pointer}, {kept.text})", width)
 
 
-def _free(name: str, taken: set[str]) -> str:
-    """A name that the copy has not."""
-    while name in taken:
-        name += "_"
-    return name
-
-
 def _tape(lines: list[str], saved: list[Saved], first: int, program: str, tl: str, taken: set[str]) -> None:
     """Store numbers of every step in loops whose variable is its number, in lines from the `first` on."""
-    at = _free("tape_at", taken)
+    at = free_name("tape_at", taken)
     more: list[tuple[int, list[str]]] = []
     for loop, kepts in groupby(sorted(saved, key=_loop_line), key=_loop_line):
         texts = []
