@@ -5,8 +5,8 @@
 Tensor cores have no float32: "ieee" multiplies and adds one number after the other, in registers that hold
 all of a tile's operands. Of a number's 24 bits TF32 has 11, the rest of it 11 more: with a = A + a' and
 b = B + b' the sum A B + A b' + a' B leaves out 2**-22 of a product. That is less than what a sum of a
-thousand products in float32 loses: for rows of 1,024 an H200 was four times as near to float64 as cuBLAS, and
-took a third of the time of the best tiles with "ieee" (bench/results/exact-products-h200.json).
+thousand products in float32 loses: for rows of 1,024 an H200 was three to four times as near to float64 as
+cuBLAS, and took a third of the time of the best tiles with "ieee" (bench/results/exact-products-h200.json).
 """
 
 from __future__ import annotations
