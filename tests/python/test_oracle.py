@@ -488,6 +488,32 @@ return y"""
     assert found["grad/x"][3, 5] != 0 and found["grad/x"][3, 20] == 0
 
 
+class OnTheGpu(torch.Tensor):
+    """Stands in for a tensor of another device: it can be moved here, and nothing else."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if func is not torch.Tensor.to:
+            raise RuntimeError("Expected all tensors to be on the same device")
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {})).as_subclass(torch.Tensor)
+
+
+def test_reference_on_a_gpu__beside_an_evaluation_on_the_cpu__is_compared(write, tmp_path, monkeypatch):
+    path = stub(write, "return square(x)")
+    path.write_text(path.read_text() + "\n\ndef reference(x):\n    return x * x\n")
+    called = oracle.Case.reference
+
+    def there(self, recording):
+        made, problem = called(self, recording)
+        moved = {n: t.as_subclass(OnTheGpu) if n.startswith("ref_grad/") else t for n, t in made.items()}
+        return moved, problem
+
+    monkeypatch.setattr(oracle.Case, "reference", there)
+    _, found = run_case(path, tmp_path)
+    assert torch.allclose(found["ref_grad/x"], found["grad/x"])
+
+
 UNUSABLE = {
     "integers only": ("return square(x).to(torch.int32)", "no_outputs"),
     "the input itself": ("square(x)\nreturn x", "no_outputs"),

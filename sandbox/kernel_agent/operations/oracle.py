@@ -650,7 +650,9 @@ class Case:
     def without_ties(
         self, recording: Recording, exact: Mapping[str, torch.Tensor], found: dict[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
-        """What the reference gives, but for gradients that a choice between equal elements decides."""
+        """What the reference gives, but for gradients that a choice between equal elements decides. The
+        reference was called where the inputs are; of a small call of a GPU the record is evaluated on the
+        CPU."""
 
         def moved(draw: int) -> dict[str, torch.Tensor]:
             replay = self.replay(recording, EXACT, jitter=self.seed + draw, reach=0)
@@ -658,7 +660,9 @@ class Case:
             replay.release()
             return gradients
 
-        given = {name: found[key] for name in exact if (key := f"ref_grad/{name}") in found}
+        given = {
+            name: found[key].to(exact[name].device) for name in exact if (key := f"ref_grad/{name}") in found
+        }
         return found | {f"ref_grad/{name}": grad for name, grad in settled(exact, given, moved).items()}
 
 
