@@ -302,9 +302,29 @@ static void overall_facts(const struct ka_verdict *v, struct ka_buf *out)
     }
 }
 
+static bool is_left_open(const struct shape *shape)
+{
+    return shape->kind == KA_SHAPE_REQUIRED && shape->skipped;
+}
+
+/* What a required shape could not be judged for. It is no fault of the backward's. */
+static void skipped_facts(const struct ka_verdict *v, struct ka_buf *out)
+{
+    for (size_t i = 0; i < v->shape_count; i++) {
+        if (!is_left_open(&v->shapes[i]))
+            continue;
+        KA_AUTO_FREE char *dims = ka_text_of_value(v->shapes[i].dims, 0);
+        ka_buf_printf(out, "Nothing is said of required shape %s: %s.\n", dims ? dims : "?",
+                      v->shapes[i].skipped);
+    }
+}
+
 /* Did a case end before it had anything to compare? Then nothing follows from what was not returned. */
 static bool was_cut_short(const struct ka_verdict *v)
 {
+    for (size_t i = 0; i < v->shape_count; i++)
+        if (is_left_open(&v->shapes[i]))
+            return true;
     for (size_t i = 0; i < v->shape_count; i++)
         for (size_t k = 0; k < v->shapes[i].failure_count; k++)
             if (strcmp(v->shapes[i].failures[k].rule, KA_VERDICT_RAISED) == 0)
@@ -348,7 +368,9 @@ int ka_verdict_facts(const struct ka_verdict *v, size_t max_shapes, struct ka_bu
     free(failing);
     if (count)
         overall_facts(v, out);
-    if (!v->whole.failure_count)
+    if (!v->whole.failure_count) {
+        skipped_facts(v, out);
         unproved_facts(v, out);
+    }
     return out->failed;
 }

@@ -250,6 +250,21 @@ static void facts__a_cause__stands_without_what_follows_from_it(void **state)
     ka_verdict_free(v);
 }
 
+static void facts__required_shape_that_nobody_judged__is_told_with_its_reason(void **state)
+{
+    (void)state;
+    struct ka_verdict *v = ka_verdict_new(GRADS, 2);
+    ka_verdict_skip(v, shape(v, KA_SHAPE_REQUIRED, 8, NULL), "the GPU ran out of memory");
+    ka_verdict_skip(v, shape(v, KA_SHAPE_HIDDEN, 7, NULL), "of hidden shapes nobody is told");
+    char *text = facts(v);
+    assert_non_null(strstr(text, "Nothing is said of required shape"));
+    assert_non_null(strstr(text, ": the GPU ran out of memory.\n"));
+    assert_null(strstr(text, "hidden"));
+    assert_null(strstr(text, "never returned")); /* nobody asked for it */
+    free(text);
+    ka_verdict_free(v);
+}
+
 static void facts__what_is_right__is_told_beside_what_is_not(void **state)
 {
     (void)state;
@@ -570,6 +585,7 @@ int main(void)
         cmocka_unit_test(facts__smallest_failing_shape__comes_first_and_hidden_last),
         cmocka_unit_test(hidden_shape__dims_and_positions__stay_private),
         cmocka_unit_test(facts__a_cause__stands_without_what_follows_from_it),
+        cmocka_unit_test(facts__required_shape_that_nobody_judged__is_told_with_its_reason),
         cmocka_unit_test(facts__thousands_of_findings__are_cut_short),
         cmocka_unit_test(json__text_cut_inside_a_character__is_still_a_result),
         cmocka_unit_test(json__gradients__carry_the_worst_error_and_its_shape),
