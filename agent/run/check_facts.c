@@ -109,8 +109,8 @@ void ka_check_measure(struct ka_run *run, bool early)
     if (early)
         json_object_del(request, "real");
     json_object_set_new(request, "conduct", json_boolean(check->compiled));
-    check->facts_child =
-        ka_run_child_start(run, "facts", check->pair_path, request, NULL, on_facts, NULL, &err);
+    struct ka_run_child_req req = {.operation = "facts", .file = check->pair_path, .extra = request};
+    check->facts_child = ka_run_child_start(run, &req, on_facts, NULL, &err);
     if (check->facts_child)
         return;
     ka_log(KA_LOG_WARN, "%s: no compile facts: %s", run->name, err.msg);

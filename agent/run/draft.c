@@ -135,9 +135,10 @@ void ka_run_draft_ahead(struct ka_run *run)
     if (run->given)
         return;
     ka_run_draft_ahead_cancel(run);
-    run->ahead.child =
-        ka_run_child_start(run, "differentiate", run->work_forward,
-                           json_pack("{s:o}", "case", trace_case(run)), NULL, on_ahead, NULL, &err);
+    struct ka_run_child_req req = {.operation = "differentiate",
+                                   .file = run->work_forward,
+                                   .extra = json_pack("{s:o}", "case", trace_case(run))};
+    run->ahead.child = ka_run_child_start(run, &req, on_ahead, NULL, &err);
 }
 
 void ka_run_draft_ahead_cancel(struct ka_run *run)

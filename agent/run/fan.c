@@ -181,7 +181,7 @@ static bool ran_out(const json_t *entry)
 }
 
 /* Several children share the GPU's memory. A case that found none left is not judged by that: it is tried
- * once more, when the others of this operation are through. */
+ * once more, when the others are through, of this operation and of other programs. */
 static void take_crowded(struct part *part)
 {
     struct ka_fan *fan = part->fan;
@@ -213,13 +213,17 @@ static void on_child(struct ka_run *run, void *arg, const struct ka_op_result *r
 /* ---- the start */
 
 /* A child that cannot be started: the part has ended with that reason, as if it had died at once. */
-static void start_part(struct part *part, const char *label)
+static void start_part(struct part *part, const char *label, bool emptied)
 {
     struct ka_fan *fan = part->fan;
     struct ka_err err;
-    json_t *extra = json_copy(fan->extra);
-    json_object_set(extra, "cases", part->cases);
-    part->child = ka_run_child_start(fan->run, fan->operation, fan->file, extra, label, on_child, part, &err);
+    struct ka_run_child_req req = {.operation = fan->operation,
+                                   .file = fan->file,
+                                   .extra = json_copy(fan->extra),
+                                   .part = label,
+                                   .emptied = emptied};
+    json_object_set(req.extra, "cases", part->cases);
+    part->child = ka_run_child_start(fan->run, &req, on_child, part, &err);
     if (!part->child) {
         part->result = (struct ka_op_result){.operation = fan->operation, .status = KA_OP_DIED};
         snprintf(part->result.message, sizeof(part->result.message), "%.1000s", err.msg);
@@ -227,7 +231,7 @@ static void start_part(struct part *part, const char *label)
     }
 }
 
-/* One more part, the last: nothing of it is tried again. */
+/* One more part, the last, when nobody else is on the card: nothing of it is tried again. */
 static void try_alone(struct ka_fan *fan)
 {
     struct part *part = &fan->parts[fan->count++];
@@ -236,7 +240,7 @@ static void try_alone(struct ka_fan *fan)
     fan->crowded = NULL;
     ka_log(KA_LOG_INFO, "%s: %zu cases once more, alone: the GPU had no room for them", ka_run_name(fan->run),
            json_array_size(part->cases));
-    start_part(part, "once more, alone");
+    start_part(part, "once more, alone", true);
     json_decref(fan->extra);
     fan->extra = NULL;
 }
@@ -280,7 +284,7 @@ struct ka_fan *ka_fan_start(struct ka_run *run, struct ka_fan_req *req, ka_fan_f
                  i + 1, fan->count);
         fan->parts[i].fan = fan;
         fan->parts[i].cases = json_copy(json_array_get(dealt, i));
-        start_part(&fan->parts[i], label);
+        start_part(&fan->parts[i], label, false);
     }
     json_decref(dealt);
     return fan;

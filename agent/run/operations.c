@@ -205,12 +205,12 @@ void ka_run_op(struct ka_run *run, const char *operation, const char *file, json
     }
 }
 
-struct ka_run_child *ka_run_child_start(struct ka_run *run, const char *operation, const char *file,
-                                        json_t *extra, const char *part, ka_run_child_fn done, void *arg,
-                                        struct ka_err *err)
+struct ka_run_child *ka_run_child_start(struct ka_run *run, const struct ka_run_child_req *req,
+                                        ka_run_child_fn done, void *arg, struct ka_err *err)
 {
-    struct ka_run_child *child = add(run, operation, file, extra);
-    child->part = part ? ka_strdup(part) : NULL;
+    struct ka_run_child *child = add(run, req->operation, req->file, req->extra);
+    child->part = req->part ? ka_strdup(req->part) : NULL;
+    child->emptied = req->emptied;
     child->done = done;
     child->arg = arg;
     if (start(child, err) == 0)
