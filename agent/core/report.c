@@ -128,6 +128,13 @@ static void put_calls(struct ka_page *page, const json_t *oracles)
         ka_page_mark(page, KA_FACT_END);
     put_each(page, "not checked: the gradient of ", get(oracles, "unasked"));
     put_each(page, "size that the forward does not take: ", get(oracles, "sizes"));
+    const json_t *crashed = get(oracles, "crashed");
+    if (crashed) {
+        open_fact(page, "cases in which the oracle itself failed, on which nothing is checked");
+        ka_page_putf(page, "%lld: ", (long long)json_integer_value(get(crashed, "cases")));
+        put_text_of(page, crashed, "message", "?");
+        ka_page_mark(page, KA_FACT_END);
+    }
 }
 
 /* What stands beside the oracle made from the forward. */

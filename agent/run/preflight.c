@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 
+#include "agent/core/fields.h"
 #include "agent/core/plan.h"
 #include "base/each.h"
 #include "base/log.h"
@@ -39,6 +40,26 @@ void ka_run_preflight_free(struct ka_run *run)
     free(preflight);
 }
 
+/* What the oracle itself failed on, nothing is checked on: that is said. Where it left no hidden shape, a
+ * verdict would be less than people take it for, and there is none: false, the run has ended. */
+static bool survived(struct ka_run *run, size_t hidden)
+{
+    const json_t *crashed = json_object_get(run->oracles, "crashed");
+    const char *why = ka_text_of(crashed, "message", "no reason");
+    json_int_t cases = json_integer_value(json_object_get(crashed, "cases"));
+    if (!crashed)
+        return true;
+    if (!hidden) {
+        ka_run_fail(run, KA_EV_INTERNAL, "internal",
+                    "the oracle itself failed in %lld cases, and no hidden shape is left: %s",
+                    (long long)cases, why);
+        return false;
+    }
+    ka_log(KA_LOG_WARN, "%s: the oracle itself failed in %lld cases, on which nothing is checked: %s",
+           run->name, (long long)cases, why);
+    return true;
+}
+
 static void finish(struct ka_run *run)
 {
     size_t hidden = 0;
@@ -58,6 +79,8 @@ static void finish(struct ka_run *run)
                             "outputs", run->outputs, "oracles", run->oracles));
     ka_log(KA_LOG_INFO, "%s: forward and oracle agree on %zu shapes of the sweep and %zu hidden ones",
            run->name, json_array_size(run->shapes) - hidden, hidden);
+    if (!survived(run, hidden))
+        return;
     ka_expected_prepare(run);
     ka_run_post_type(run, KA_EV_OK);
 }

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <string.h>
 
+#include "agent/core/fields.h"
 #include "agent/core/plan.h"
 #include "agent/core/vary.h"
 #include "base/each.h"
@@ -128,6 +129,26 @@ json_t *ka_preflight_accept(struct ka_run *run, const json_t *dims, const char *
                   json_object_get(entry, "processor_seconds"), "tensors", ka_vary_tensors(entry));
     json_array_append_new(run->shapes, shape);
     return shape;
+}
+
+void ka_preflight_note_crashes(struct ka_run *run, const struct ka_fan *fan)
+{
+    size_t done, all;
+    ka_fan_count(fan, &done, &all);
+    for (size_t id = 0; id < all; id++) {
+        struct ka_fan_found found;
+        const json_t *error = NULL;
+        if (ka_fan_find(fan, (json_int_t)id, &found))
+            error = json_object_get(found.entry, "error");
+        if (!ka_is_text(error, "kind", "internal"))
+            continue;
+        json_t *crashed = json_object_get(run->oracles, "crashed");
+        if (!crashed) {
+            crashed = json_pack("{s:i, s:O?}", "cases", 0, "message", json_object_get(error, "message"));
+            json_object_set_new(run->oracles, "crashed", crashed);
+        }
+        ka_number_add(crashed, "cases", 1);
+    }
 }
 
 void ka_preflight_progress(struct ka_run *run, const struct ka_fan *fan, const char *what)

@@ -88,6 +88,7 @@ static void on_long(struct ka_run *run, struct ka_fan *fan, void *arg)
     if (!take(run, fan, &tried, &asked))
         return;
     keep_agreed(run, fan, tried, asked, json_array_size(tried), NULL);
+    ka_preflight_note_crashes(run, fan);
     ka_fan_free(fan);
     run->preflight->ended(run, KA_STAGE_LONG);
 }
@@ -146,6 +147,7 @@ static void on_hidden(struct ka_run *run, struct ka_fan *fan, void *arg)
         json_array_extend(run->preflight->longer, singles);
     }
     add_between(run, run->preflight->longer);
+    ka_preflight_note_crashes(run, fan);
     ka_fan_free(fan);
     run->preflight->ended(run, KA_STAGE_HIDDEN);
 }

@@ -96,6 +96,7 @@ static void on_inputs(struct ka_run *run, struct ka_fan *fan, void *arg)
         return;
     bool blamed = leave_out_refused(run, fan);
     keep_fair(run, fan);
+    ka_preflight_note_crashes(run, fan);
     preflight->inputs = NULL;
     ka_fan_free(fan);
     if (!blamed || preflight->rounds == ROUNDS || !ask(run))

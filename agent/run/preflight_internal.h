@@ -53,6 +53,9 @@ bool ka_preflight_has(const struct ka_run *run, const json_t *dims);
 json_t *ka_preflight_accept(struct ka_run *run, const json_t *dims, const char *class, const char *kind,
                             const json_t *entry);
 void ka_preflight_progress(struct ka_run *run, const struct ka_fan *fan, const char *what);
+/* Of a fan that is through: cases that ended by a failure of the oracle itself, which says nothing about the
+ * forward, are counted in run->oracles: "crashed", {"cases", "message": the first}. */
+void ka_preflight_note_crashes(struct ka_run *run, const struct ka_fan *fan);
 /* Every result is there. Says how far it is, with `what`; ends the run where no child can be started. */
 bool ka_preflight_through(struct ka_run *run, const struct ka_fan *fan, const char *what);
 

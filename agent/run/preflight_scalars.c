@@ -91,6 +91,7 @@ static void on_scalars(struct ka_run *run, struct ka_fan *fan, void *arg)
     json_decref(out.done[1]);
     json_object_set_new(run->oracles, "scalars",
                         json_pack("{s:o, s:o}", "varied", out.varied, "never_varied", out.never));
+    ka_preflight_note_crashes(run, fan);
     run->preflight->scalars = NULL;
     ka_fan_free(fan);
     run->preflight->ended(run, KA_STAGE_SCALARS);

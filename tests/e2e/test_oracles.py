@@ -73,10 +73,14 @@ def test_the_smallest_shape_that_shows_it_is_named(errors: dict[str, dict[str, A
 SQUARE = "\n\ndef reference(x):\n    return x * x\n"
 # A straight-through stub: its gradient is not its derivative, on purpose, and detach() says so.
 STRAIGHT = SMALL.replace("    y = torch", "    x = x + (torch.round(x) - x).detach()\n    y = torch", 1)
+# What has no memory anywhere no oracle can compare: it fails itself, which says nothing about the forward.
+FAILS = SQUARE.replace("x * x", '(x * x).to("meta") if x.numel() WHERE else x * x')
 NO_ERRORS = {
     "agree": SMALL + SQUARE,
     "cannot tell": STRAIGHT,
     "reference raises": SMALL + SQUARE.replace("x * x", "x.no_such_thing"),
+    "fails at one size": SMALL + FAILS.replace("WHERE", "== 1"),
+    "fails at all others": SMALL + FAILS.replace("WHERE", "!= 24"),
 }
 
 
@@ -123,3 +127,20 @@ def test_reference_that_raises_is_said_and_is_no_second_opinion(ended: dict[str,
     assert result["exit_code"] == 0
     assert result["oracles"]["reference"] == "unusable"
     assert "no_such_thing" in result["oracles"]["reference_error"]
+
+
+def test_a_case_that_the_oracle_itself_fails_in_is_said(ended: dict[str, tuple[Any, str]]) -> None:
+    result, log = ended["fails at one size"]
+    assert result["exit_code"] == 0
+    crashed = result["oracles"]["crashed"]
+    assert crashed["cases"] and "meta" in crashed["message"]
+    assert f"the oracle itself failed in {crashed['cases']} cases, on which nothing is checked: oracle: " in log
+    report = (Path(result["run_dir"]) / "report.md").read_text()
+    assert "in which the oracle itself failed" in report
+
+
+def test_nothing_is_verified_where_it_leaves_no_hidden_shape(ended: dict[str, tuple[Any, str]]) -> None:
+    result, _ = ended["fails at all others"]
+    assert result["exit_code"] not in (0, 4)
+    assert result["error"]["kind"] == "internal"
+    assert "no hidden shape is left: oracle: " in result["error"]["message"]
