@@ -2,15 +2,14 @@
 """Runs the verdict over many files and keeps the results: `check` for pairs, the whole job for forwards.
 
     scripts/check_all.py --program build/kernel-agent --out results.json [--device cuda] [--python PATH]
-    [--jobs 4]
-                         [--seconds SECONDS] [--budget SECONDS] [--sweeps FILE] FILE...
+    [--jobs 4] [--seconds SECONDS] [--budget SECONDS] [--sweeps FILE] [--no-optimise] FILE...
 
 --sweeps names a JSON object: file name -> list of dims to check instead of the file's own SWEEP. Files are
 spread over all GPUs.
 
 Prints a line a file as it ends and a summary; exits 1 if any file is not verified. Files that did not get
 their turn within the budget are listed as such; a file that takes longer than --seconds is ended, and its
-verdict is "late".
+verdict is "late". --no-optimise: a forward's run ends with its first verified backward.
 """
 
 from __future__ import annotations
@@ -42,6 +41,7 @@ def run_one(path: Path, args: argparse.Namespace, until: float) -> dict[str, Any
     is_pair = "# ---- backward ----" in path.read_text()
     command = [args.program]
     command += ["check", str(path)] if is_pair else ["--file-path", str(path), "--backend", "none"]
+    command += ["--no-optimise"] if args.no_optimise and not is_pair else []
     command += options_of(args)
     sweep = args.sweeps.get(path.name)
     command += ["--sweep", json.dumps(sweep)] if sweep else []
@@ -80,6 +80,7 @@ def main() -> int:
     parser.add_argument("--deadline", type=int, default=300)
     parser.add_argument("--seconds", type=float, default=1e6, help="longest time for one file")
     parser.add_argument("--budget", type=float, default=1e9)
+    parser.add_argument("--no-optimise", action="store_true")
     parser.add_argument("--sweeps", type=lambda name: json.loads(Path(name).read_text()), default={})
     args = parser.parse_args()
     args.cards = bounded.Cards(args.device)
