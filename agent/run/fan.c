@@ -50,8 +50,9 @@ struct ka_fan {
     unsigned holders, working; /* threads that read what was found */
     bool orphan;               /* nobody holds it; the last thread's end frees */
     size_t count, ended;
-    struct part *parts; /* and room for one more */
+    struct part *parts; /* and room for one more, and for one a case */
     json_t *crowded;    /* cases for which the GPU's memory ran out while others used it */
+    json_t *not_run;    /* cases behind one that left a child's GPU unusable */
     char *file;
     json_t *extra; /* of every request; NULL once there was the one more */
 };
@@ -74,6 +75,7 @@ static void free_fan(struct ka_fan *fan)
     free(fan->operation);
     free(fan->file);
     json_decref(fan->crowded);
+    json_decref(fan->not_run);
     json_decref(fan->extra);
     free(fan);
 }
@@ -112,6 +114,7 @@ void ka_fan_listen(struct ka_fan *fan, ka_fan_fn changed, void *arg)
 
 /* ---- a part has ended */
 
+static void run_the_rest(struct ka_fan *fan);
 static void try_alone(struct ka_fan *fan);
 
 static void end_part(struct part *part)
@@ -119,7 +122,9 @@ static void end_part(struct part *part)
     struct ka_fan *fan = part->fan;
     part->ended = true;
     fan->ended++;
-    if (fan->ended == fan->count && json_array_size(fan->crowded))
+    if (fan->ended == fan->count && json_array_size(fan->not_run))
+        run_the_rest(fan);
+    else if (fan->ended == fan->count && json_array_size(fan->crowded))
         try_alone(fan);
     if (fan->changed)
         fan->changed(fan->run, fan, fan->arg);
@@ -175,23 +180,43 @@ static void compare_part(struct part *part)
     begin_work(part);
 }
 
-static bool ran_out(const json_t *entry)
+/* Whether a case ended with an error that is `how`. */
+static bool ended_by(const struct part *part, const json_t *item, const char *how)
 {
-    return json_is_true(json_object_get(json_object_get(entry, "error"), "out_of_memory"));
+    const json_t *entry = ka_case_find(part->result.doc, json_integer_value(json_object_get(item, "id")));
+    return json_is_true(json_object_get(json_object_get(entry, "error"), how));
+}
+
+static void take(struct part *part, const char *how, json_t *list)
+{
+    for (size_t i = json_array_size(part->cases); i-- > 0;) {
+        json_t *item = json_array_get(part->cases, i);
+        if (!ended_by(part, item, how))
+            continue;
+        json_array_insert(list, 0, item);
+        json_array_remove(part->cases, i);
+    }
+}
+
+static bool has_another(const struct part *part, const char *how)
+{
+    KA_EACH(part->cases, i, item)
+        if (!ended_by(part, item, how))
+            return true;
+    return false;
 }
 
 /* Several children share the GPU's memory. A case that found none left is not judged by that: it is tried
- * once more, when the others are through, of this operation and of other programs. */
-static void take_crowded(struct part *part)
+ * once more, when the others are through, of this operation and of other programs. Nor is a case by one
+ * before it that left the GPU unusable for the child: at least that one is never asked again. */
+static void take_back(struct part *part)
 {
     struct ka_fan *fan = part->fan;
-    for (size_t i = json_array_size(part->cases); fan->extra && i-- > 0;) {
-        json_t *item = json_array_get(part->cases, i);
-        if (!ran_out(ka_case_find(part->result.doc, json_integer_value(json_object_get(item, "id")))))
-            continue;
-        json_array_insert(fan->crowded, 0, item);
-        json_array_remove(part->cases, i);
-    }
+    if (!fan->extra)
+        return;
+    if (has_another(part, "not_run"))
+        take(part, "not_run", fan->not_run);
+    take(part, "out_of_memory", fan->crowded);
 }
 
 static void on_child(struct ka_run *run, void *arg, const struct ka_op_result *result)
@@ -203,7 +228,7 @@ static void on_child(struct ka_run *run, void *arg, const struct ka_op_result *r
     part->result.doc = json_incref(result->doc);
     part->result.child = ka_child_result_keep(result->child);
     if (result->status == KA_OP_OK && ka_run_on_gpu(run))
-        take_crowded(part);
+        take_back(part);
     if (part->fan->agree && result->status == KA_OP_OK)
         compare_part(part);
     else
@@ -229,6 +254,15 @@ static void start_part(struct part *part, const char *label, bool emptied)
         snprintf(part->result.message, sizeof(part->result.message), "%.1000s", err.msg);
         begin_work(part);
     }
+}
+
+static void run_the_rest(struct ka_fan *fan)
+{
+    struct part *part = &fan->parts[fan->count++];
+    part->fan = fan;
+    part->cases = fan->not_run;
+    fan->not_run = json_array();
+    start_part(part, "after one that left the GPU unusable", false);
 }
 
 /* One more part, the last, when nobody else is on the card: nothing of it is tried again. */
@@ -273,11 +307,12 @@ struct ka_fan *ka_fan_start(struct ka_run *run, struct ka_fan_req *req, ka_fan_f
     fan->operation = ka_strdup(req->operation);
     fan->file = ka_strdup(req->file);
     fan->crowded = json_array();
+    fan->not_run = json_array();
     fan->extra = req->extra ? req->extra : json_object();
     req->extra = NULL;
     json_t *dealt = deal(run, req);
     fan->count = json_array_size(dealt);
-    fan->parts = ka_calloc(fan->count + 1, sizeof(*fan->parts));
+    fan->parts = ka_calloc(fan->count + 1 + json_array_size(req->cases), sizeof(*fan->parts));
     for (size_t i = 0; i < fan->count; i++) {
         char label[96];
         snprintf(label, sizeof(label), "%s%s%zu of %zu", req->what ? req->what : "", req->what ? ", " : "",

@@ -56,6 +56,7 @@ class Unusable(Exception):
         self.remedy = remedy
         self.traceback: str | None = None
         self.out_of_memory = False  # of the device: the daemon may try again, alone
+        self.not_run = False  # a case before it left the GPU unusable: the daemon asks another child
         self.out_of_resources = False  # of a multiprocessor: no launch of this kernel fits
 
     def to_dict(self) -> dict[str, object]:
@@ -69,6 +70,7 @@ class Unusable(Exception):
             "remedy": self.remedy,
             "traceback": self.traceback,
             **({"out_of_memory": True} if self.out_of_memory else {}),
+            **({"not_run": True} if self.not_run else {}),
             **({"out_of_resources": True} if self.out_of_resources else {}),
         }
 

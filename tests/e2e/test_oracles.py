@@ -134,7 +134,9 @@ def test_a_case_that_the_oracle_itself_fails_in_is_said(ended: dict[str, tuple[A
     assert result["exit_code"] == 0
     crashed = result["oracles"]["crashed"]
     assert crashed["cases"] and "meta" in crashed["message"]
-    assert f"the oracle itself failed in {crashed['cases']} cases, on which nothing is checked: oracle: " in log
+    assert (
+        f"the oracle itself failed in {crashed['cases']} cases, on which nothing is checked: oracle: " in log
+    )
     report = (Path(result["run_dir"]) / "report.md").read_text()
     assert "in which the oracle itself failed" in report
 

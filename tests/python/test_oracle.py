@@ -284,6 +284,14 @@ def test_gradient_that_no_kernel_has_to_compute__is_named(
         assert torch.equal(part[part.isfinite()].double(), found["grad/x"][part.isfinite()])
 
 
+def test_inputs__where_a_part_of_the_upstream_passes__are_taken(write, tmp_path):
+    """The rest of the part that passes is NaN, which is no NaN of the function's."""
+    path = stub(write, PASSING["a part"][0])
+    case, found = run_case(path, tmp_path, values={"x": "mixed"})
+    assert case["ok"], case["error"]
+    assert found["passed/x"].isnan().any()
+
+
 @pytest.mark.parametrize("name", HOSTS)
 def test_host_program__is_followed(name: str, write: Callable[..., Path], tmp_path: Path) -> None:
     body, expected = HOSTS[name]
@@ -486,6 +494,22 @@ return y"""
     _, found = run_case(path, tmp_path)
     assert torch.equal(found["grad/x"], found["ref_grad/x"]) == agree
     assert found["grad/x"][3, 5] != 0 and found["grad/x"][3, 20] == 0
+
+
+def test_reference_whose_gradients_find_no_room__is_no_second_opinion_and_no_failure(
+    write, tmp_path, monkeypatch
+):
+    path = stub(write, "return square(x)")
+    path.write_text(path.read_text() + "\n\ndef reference(x):\n    return x * x\n")
+
+    def full(*args, **kwargs):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 16.00 GiB.")
+
+    monkeypatch.setattr(oracle, "vector_jacobian", full)
+    case, found = run_case(path, tmp_path)
+    assert case["ok"], case["error"]
+    assert "ran out of memory, 16.00 GiB asked for, in reference()" in case["reference_error"]
+    assert "ref_grad/x" not in found and "grad/x" in found
 
 
 class OnTheGpu(torch.Tensor):

@@ -61,8 +61,22 @@ def run(request: dict[str, Any], scratch: Path) -> dict[str, Any]:
     )
     taken: dict[str, str] = {}
     unfair: dict[str, str] = {}
-    cases = [_guarded(fwd, request, case, scratch, taken, unfair) for case in request["cases"]]
+    cases: list[dict[str, Any]] = []
+    lost = ""
+    for case in request["cases"]:
+        if lost:
+            cases.append({"id": case["id"], "ok": False, "error": _not_run(lost).to_dict()})
+            continue
+        cases.append(_guarded(fwd, request, case, scratch, taken, unfair))
+        if not cases[-1]["ok"] and budget.is_lost(fwd.device):
+            lost = f"not run: a case of {json.dumps(case['dims'])} before it left the GPU unusable"
     return {"ok": True, "cases": cases}
+
+
+def _not_run(why: str) -> Unusable:
+    error = Unusable("stub_raised", why)
+    error.not_run = True
+    return error
 
 
 def _guarded(
@@ -81,7 +95,9 @@ def _guarded(
         result |= made.run(scratch, request.get("fd") or False)
     except Exception as error:  # noqa: BLE001 (a case must not take the others down)
         found = _error(error, fwd)
-        result |= {"ok": False, "error": found.to_dict()} | blame(fwd, request, case, found, unfair)
+        result |= {"ok": False, "error": found.to_dict()}
+        if not budget.is_lost(fwd.device):
+            result |= blame(fwd, request, case, found, unfair)
     budget.release(fwd.device)
     result["seconds"] = round(time.monotonic() - started, 6)
     result["processor_seconds"] = round(_worked() - worked, 6)
@@ -214,11 +230,12 @@ class Case:
         if native.memory.in_tf32:
             result["tf32"] = tf32_seen(made)
         native.release()
-        self.require_finite(made)
+        self.require_finite({name: part for name, part in made.items() if not name.startswith("passed/")})
         self.require_in_range(gradients, recording)
         self.require_unique(recording, gradients)
         made |= self.nearby(recording, made)
         if self.fwd.reference is not None:
+            budget.release(self.fwd.device)
             extra, problem = self.reference(recording)
             made |= self.without_ties(recording, gradients, extra)
             if problem:
@@ -642,7 +659,10 @@ class Case:
         grads: list[torch.Tensor | None] = [None] * len(leaves)
         if pairs:
             weighted = [(value, upstream.to(value.dtype)) for value, upstream in pairs]
-            grads = vector_jacobian(weighted, list(leaves.values()), masked=True)
+            try:
+                grads = vector_jacobian(weighted, list(leaves.values()), masked=True)
+            except torch.OutOfMemoryError as error:  # it may take more than the record, tile by tile
+                return {}, f"{budget.out_of_memory(error)}, in reference() in float64"
         for (name, leaf), grad in zip(leaves.items(), grads, strict=True):
             made[f"ref_grad/{name}"] = torch.zeros_like(leaf) if grad is None else grad
         return made, None

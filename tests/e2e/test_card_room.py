@@ -1,0 +1,72 @@
+"""Cases that say nothing about what they try: a GPU without room for them, one that a case before them left
+unusable. There is no GPU here: see fake_card.py."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import sys
+from pathlib import Path
+
+import fake_card
+from conftest import Agent
+from files import SMALL
+
+OPTIONS = ("--device", "cuda", "--gpus", "0", "--backend", "none", "--no-optimise", "--json")
+
+FULL = """
+        if (Path(__file__).parent / "crowded").exists():
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 16.00 GiB.")
+"""
+RUN = "        recording = self.record(self.dtype)\n        self.require_taken(recording)\n"
+
+
+def change(agent: Agent, operation: str, before: str, after: str) -> Path:
+    file = agent.folder / "share" / "sandbox" / "kernel_agent" / "operations" / operation
+    assert before in file.read_text()
+    file.write_text(file.read_text().replace(before, after, 1))
+    return file
+
+
+def test_case_that_found_no_room__waits_until_other_programs_are_through(agent: Agent) -> None:
+    fake_card.install(agent)
+    crowded = change(agent, "oracle.py", RUN, FULL + RUN).parent / "crowded"
+    crowded.touch()
+    (agent.folder / "square.py").write_text(SMALL)
+    locks = agent.folder / "runtime"
+    with (locks / f"kernel-agent-gpu-{os.getuid()}-0.lock").open("w+") as other:
+        fcntl.lockf(other, fcntl.LOCK_SH)
+        run = agent.start("--file-path", "square.py", *OPTIONS, "--python", sys.executable)
+        assert run.stderr
+        told = iter(run.stderr.readline, "")
+        assert any("once more, alone: the GPU had no room for them" in line for line in told)
+        assert any("waiting for what others check on the GPU" in line for line in told)
+        crowded.unlink()
+        fcntl.lockf(other, fcntl.LOCK_UN)
+        out, err = run.communicate()
+    assert run.returncode == 0, err
+    assert json.loads(out)["shapes"]["required"] == 1
+
+
+ILLEGAL = """
+        if self.dims["N"] == 1:
+            budget.LOST = True
+        if getattr(budget, "LOST", False):
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+"""
+IS_LOST = "    try:\n        if device.startswith"
+
+
+def test_cases_behind_one_that_breaks_the_gpu__are_asked_of_another_child(agent: Agent) -> None:
+    fake_card.install(agent)
+    change(agent, "oracle.py", RUN, ILLEGAL + RUN)
+    change(agent, "budget.py", IS_LOST, '    if globals().get("LOST"):\n        return True\n' + IS_LOST)
+    (agent.folder / "square.py").write_text(SMALL)
+    done = agent("--file-path", "square.py", *OPTIONS, "--python", sys.executable)
+    assert done.code == 0, done.err
+    left_out = done.result["oracles"]["sizes"]
+    assert list(left_out) == ["N = 1"] and "illegal memory access" in left_out["N = 1"]
+    again = [child.get("part") for child in done.result["children"]]
+    assert "after one that left the GPU unusable" in again
+    assert done.result["shapes"]["hidden"] > 8
