@@ -233,19 +233,21 @@ void ka_run_op_cancel(struct ka_run *run)
     ka_run_compile_cancel(run);
 }
 
+/* Once preflight is through, the forward file is known to be usable: it is not to blame any more. */
 void ka_run_op_failed(struct ka_run *run, const struct ka_op_result *result)
 {
     if (result->status == KA_OP_SANDBOX) {
         ka_run_fail(run, KA_EV_SANDBOX, "sandbox", "%s", result->message);
         return;
     }
+    bool judged = run->job.state != KA_JOB_INSPECT && run->job.state != KA_JOB_PREFLIGHT;
     const json_t *error = json_object_get(result->doc, "error");
     if (result->status == KA_OP_ERROR && json_is_object(error)) {
         const char *kind = json_string_value(json_object_get(error, "kind"));
-        bool internal = !kind || strcmp(kind, "internal") == 0;
+        bool internal = judged || !kind || strcmp(kind, "internal") == 0;
         ka_run_fail_doc(run, internal ? KA_EV_INTERNAL : KA_EV_UNUSABLE, json_deep_copy(error));
         return;
     }
-    ka_run_fail(run, KA_EV_UNUSABLE, result->status == KA_OP_TIMEOUT ? "timeout" : "died", "%s",
-                result->message);
+    ka_run_fail(run, judged ? KA_EV_INTERNAL : KA_EV_UNUSABLE,
+                result->status == KA_OP_TIMEOUT ? "timeout" : "died", "%s", result->message);
 }
