@@ -471,10 +471,12 @@ def test_function__in_a_script_with_triton_interpret(tmp_path: Path) -> None:
     script.write_text(SCRIPT)
     folders = os.pathsep.join((str(SANDBOX), str(Path(__file__).parent)))
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": folders, "OMP_NUM_THREADS": "1"}
+    environment["TMPDIR"] = str(tmp_path)
     done = subprocess.run(
         [sys.executable, str(script)], env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+    assert not list(tmp_path.glob("kernel-agent-*")), "generated files go with their process"
 
 
 def line_of(text: str) -> int:

@@ -6,7 +6,6 @@ import ast
 import functools
 import inspect
 import sys
-import tempfile
 import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -173,8 +172,7 @@ def autodiff(
     source = path.read_text()
     for spelling in ("from kernel_agent import autodiff\n", "from kernel_agent.autodiff import autodiff\n"):
         source = source.replace(spelling, AUTODIFF)
-    folder = Path(tempfile.mkdtemp(prefix="kernel-agent-"))
-    file = folder / f"{path.stem}_autograd.py"
+    file = function.folder_of_the_process() / f"{path.stem}_autograd.py"
     file.write_text(f"{source.rstrip()}\n\n\n{MARKER}\n\n{draft.text}")
     loader, module = function.module_of(file)
     sys.modules[file.stem] = module

@@ -8,9 +8,11 @@ where it would read one. Only the text differs.
 from __future__ import annotations
 
 import ast
+import atexit
 import contextlib
 import importlib.util
 import inspect
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from importlib.abc import Loader
@@ -315,7 +317,7 @@ def _assumed(builder: Math, kernel: Kernel, sizes: Shapes) -> list[str]:
 
 def _loaded(text: str, name: str, names: dict[str, Any], interpreted: bool | None) -> Any:
     """The function of a text, from a real file, as `triton.jit` asks; it sees what the forward sees."""
-    file = Path(tempfile.mkdtemp(prefix="kernel-agent-")) / f"{name}.py"
+    file = folder_of_the_process() / f"{name}.py"
     file.write_text(text)
     loader, module = module_of(file)
     vars(module).update({n: v for n, v in names.items() if not n.startswith("__")})
@@ -324,6 +326,14 @@ def _loaded(text: str, name: str, names: dict[str, Any], interpreted: bool | Non
     made = getattr(module, name)
     made.source = text
     return made
+
+
+def folder_of_the_process() -> Path:
+    """A new folder for a generated file, which has to be there for as long as tracebacks and Triton may read
+    it: it goes when the process ends."""
+    folder = Path(tempfile.mkdtemp(prefix="kernel-agent-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def module_of(file: Path) -> tuple[Loader, ModuleType]:
