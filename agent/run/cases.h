@@ -34,9 +34,7 @@ double ka_case_nonlinearity(const struct ka_tensor *u, const struct ka_tensor *w
                             const struct ka_tensor *sum);
 
 /* How far `scaled` is from factor * `plain`, in units of its norm, beyond what the smallest steps of the
- * dtype leave (float16: below 6e-5); NaN where something is not finite or not there (NULL). In float16 a
- * factor above 1 may take what lies in between beyond the range, as a product of two matrices before the
- * next: elements that are infinite or NaN by that are left out, which nobody takes for a gradient. */
+ * dtype leave (float16: below 6e-5); NaN where something is not finite or not there (NULL). */
 double ka_case_scaled_gap(const struct ka_tensor *plain, const struct ka_tensor *scaled, double factor);
 
 /* The gradient `name` of the same backward, `times` more times (`repeat<i>/<name>`), against `grad/<name>`:

@@ -496,6 +496,24 @@ return y"""
     assert found["grad/x"][3, 5] != 0 and found["grad/x"][3, 20] == 0
 
 
+@pytest.mark.parametrize(
+    ("body", "dtype", "named"),
+    [
+        ("return square(x * 2**-4) * 2**8", "float16", ["x"]),
+        ("return square(x * 2**-4) * 2**8", "float32", []),
+        ("return square(x)", "float16", []),
+    ],
+)
+def test_gradient_that_overflows_in_between_of_a_larger_upstream__is_named(
+    body, dtype, named, write, tmp_path
+):
+    """It is 2 x u, and 256 u on its way."""
+    case, found = run_case(stub(write, body), tmp_path, dtype=dtype)
+    assert case["ok"], case["error"]
+    assert case["overflows"] == named
+    assert found["base/x"].isfinite().all()
+
+
 def test_reference_whose_gradients_find_no_room__is_no_second_opinion_and_no_failure(
     write, tmp_path, monkeypatch
 ):

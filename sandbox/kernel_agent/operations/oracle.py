@@ -42,6 +42,7 @@ NEARBY_DRAWS = 6
 KINK = 1e-3  # of a gradient's norm: it moves by less where inputs move by a part in 1e10,
 NOISE = 1e-6  # or by so much of the upstream's, where it is zero
 NEARBY_REACH = 64.0  # units in the last place: other rounding errors, the same conditions
+LARGER = 256  # times the upstream, as backwards in float16 are asked (agent/core/kinds.c, "powers")
 CLOSER_DRAWS = 8  # where a gradient is off by little, of any size,
 CLOSER_BYTES = 2 << 30  # but not more than fit into so much
 
@@ -230,6 +231,7 @@ class Case:
         if native.memory.in_tf32:
             result["tf32"] = tf32_seen(made)
         native.release()
+        result["overflows"] = self.overflowing(recording)
         self.require_finite({name: part for name, part in made.items() if not name.startswith("passed/")})
         self.require_in_range(gradients, recording)
         self.require_unique(recording, gradients)
@@ -581,6 +583,18 @@ class Case:
         zero = [name for name, grad in gradients.items() if not bool(grad.any())]
         free = [name for name in gradients if name in {*free, *whole, *zero}]
         return free, {name: part for name, part in parts.items() if name not in whole}
+
+    def overflowing(self, recording: Recording) -> list[str]:
+        """Names of gradients in float16 that eager PyTorch has no number for where the upstream is larger:
+        what lies in between ends its range. Of plain cases, of which the same is asked of a backward."""
+        names = [name for name, ref in recording.wanted.items() if ref.dtype == torch.float16]
+        if not names or self.varied.layouts or self.varied.values or self.upstream["kind"] != "normal":
+            return []
+        native = self.replay(recording, NATIVE)
+        drawn = self.upstreams(recording.differentiable)
+        found = self.gradients(native, recording, {at: LARGER * value for at, value in drawn.items()})
+        native.release()
+        return [name for name in names if not bool(found[name].to(torch.float16).isfinite().all())]
 
     def upstreams(self, outputs: list[draw.Output]) -> dict[int, torch.Tensor]:
         """Upstream gradient by index of the output; an output without one is left out.

@@ -52,6 +52,12 @@ ATTACKS = [
         r"gradient of [ab] is wrong.*fails only with",
     ),
     Attack(
+        "what passes the upstream on where x is positive, but not beyond 4.5",
+        "rectified_in_place",
+        (("tl.where(x > 0, dy, 0.0)", "tl.where((x > 0) & (x < 4.5), dy, 0.0)"),),
+        r"fails only with .*x large|x large.*wrong",
+    ),
+    Attack(
         "an upstream beyond 30,000 taken for an overflow",
         "scale_atomics",
         ((DY, DY + "    dy = tl.where(tl.abs(dy) > 3e4, 0.0, dy)\n"),),
