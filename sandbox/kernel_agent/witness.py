@@ -4,8 +4,9 @@
 
 `apart` forks before any of the candidate's code is loaded. In the fork torch's own observer writes every
 operation, from C++, into a pipe that this process reads: no name of Python leads to an entry, and what is
-in the pipe cannot be taken back. `mark()` writes into the same record where a phase begins and ends. What the
-candidate's process says of itself is held against it as before (candidate.py); this is held against it too.
+in the pipe cannot be taken back. `mark()` writes into the same record where a phase begins and ends; between
+phases nothing is recorded, which is most of the operations. What the candidate's process says of itself is
+held against it as before (candidate.py); this is held against it too.
 """
 
 from __future__ import annotations
@@ -43,13 +44,40 @@ _ENGINE = "autograd::engine::evaluate_function: "
 _FORMULA = re.compile(r"Backward\d+$")  # of torch's own; a Function's name has no number after it
 
 _nonce: str | None = None
+_observing = False
+_list = os.listdir  # before a candidate is loaded
 
 
 def mark(what: str | None) -> None:
     """The phase `what` begins in the record, or ends where it is None. Nothing where there is no record."""
-    if _nonce is not None:
-        with torch.profiler.record_function(f"{_nonce} {what or _OTHER}"):
-            pass
+    if _nonce is None:
+        return
+    if not _observing:
+        _observe(True)
+    with torch.profiler.record_function(f"{_nonce} {what or _OTHER}"):
+        pass
+    if what is None and _is_alone():
+        _observe(False)
+
+
+def _observe(on: bool) -> None:
+    """Torch writes its operations into the record, or no more."""
+    global _observing
+    observer = torch._C._profiler
+    with _silent():
+        if on:
+            observer._enable_execution_trace_observer()
+        else:
+            observer._disable_execution_trace_observer()
+    _observing = on
+
+
+def _is_alone() -> bool:
+    """Whether no thread but this one may be amid an operation: those are written as they end."""
+    try:
+        return len(_list("/proc/self/task")) == 1
+    except OSError:
+        return False
 
 
 @dataclass
@@ -206,13 +234,13 @@ def _work(work: Callable[[], dict[str, Any]], nonce: str, answer: int, record: i
         observer = torch._C._profiler
         with _silent():
             if observer._add_execution_trace_observer(f"/proc/self/fd/{record}"):
-                observer._enable_execution_trace_observer()
                 _nonce = nonce
         os.close(record)
         result = work()
+        if _observing:
+            _observe(False)
         with _silent():
             if _nonce is not None:
-                observer._disable_execution_trace_observer()
                 observer._remove_execution_trace_observer()
         with os.fdopen(answer, "wb") as file:
             file.write(json.dumps(result, allow_nan=False, default=str).encode())

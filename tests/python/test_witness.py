@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
+import time
 
 import pytest
 import torch
@@ -51,6 +53,39 @@ def test_record__integers__do_not_count_but_a_float_that_is_read_does():
     found = phases(lambda: (torch.arange(4) * 2, torch.tensor(2.0).item()))
     assert found.operations("0 backward", ENGINE).get("aten::_local_scalar_dense") == 1
     assert "aten::mul" not in found.operations("0 backward", ENGINE)
+
+
+def names(record):
+    return {node.name for node in record.nodes.values()}
+
+
+def test_record__between_phases__is_not_written():
+    record = phases(lambda: None)
+    assert "aten::mul" in names(record) and "aten::exp" not in names(record)
+    assert witness.apart(lambda: {"nothing": torch.ones(2).exp().tolist()})[1].whole
+
+
+def test_operation_of_a_thread__that_ends_after_its_phase__counts():
+    begun, matrix = threading.Event(), torch.ones(2000, 2000)
+
+    def product():
+        begun.set()
+        matrix.mm(matrix)
+
+    def marked():
+        torch.set_num_threads(1)
+        witness.mark("0 backward")
+        thread = threading.Thread(target=product)
+        thread.start()
+        begun.wait()
+        time.sleep(0.05)
+        witness.mark(None)
+        assert thread.is_alive(), "it ended before its phase"
+        thread.join()
+        return {}
+
+    _, record = witness.apart(marked)
+    assert record.operations("0 backward") == {"aten::mm": 1}
 
 
 HEAD = '"id": {}, "name": "nothing", "ctrl_deps": 1,\n"attrs": []\n'
