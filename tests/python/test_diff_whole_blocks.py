@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from diff_support import MARKER, ROOT, assert_right, draft, edits_of, pair_text
 from kernel_agent import compiled
+from kernel_agent.differentiate.write import whole_blocks
 from kernel_agent.operations import facts
 
 HEAD = """import torch
@@ -100,11 +101,11 @@ def offered(file: Path, dims: dict[str, Any] = DIMS, **options: Any) -> bool:
     return ASKED in draft(file, dims, **options)["report"]["configs"]
 
 
-def assert_plain(file: Path, dims: dict[str, Any] = DIMS) -> None:
+def assert_plain(file: Path, dims: dict[str, Any] = DIMS, **options: Any) -> None:
     """Nothing is offered, and what is asked for all the same changes nothing."""
-    plain = draft(file, dims)
+    plain = draft(file, dims, **options)
     assert ASKED not in plain["report"]["configs"]
-    assert draft(file, dims, config=ASKED)["backward"] == plain["backward"]
+    assert draft(file, dims, config=ASKED, **options)["backward"] == plain["backward"]
 
 
 def machine_texts(file: Path, backward: str, dims: dict[str, Any], dtype: str) -> list[str]:
@@ -200,6 +201,7 @@ INDEX = "tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)"
 # What x is loaded at, and with which mask.
 KEPT = {
     "part of a block": ("tl.program_id(0) * (BLOCK - 2) + tl.arange(0, BLOCK)", "at < n"),
+    "half of a block": ("tl.program_id(0) * 16 + tl.arange(0, 32)", "at < n"),
     "behind the first element": (f"{INDEX} + 1", "at < n"),
     "lanes from one": ("tl.program_id(0) * BLOCK + tl.arange(BLOCK, 2 * BLOCK)", "at < n"),
     "half of the lanes": ("tl.program_id(0) * BLOCK + tl.arange(0, BLOCK) // 2", "at < n"),
@@ -252,9 +254,48 @@ def test_rows_that_are_not_aligned__get_no_offer(rows) -> None:
 
 
 def test_a_small_vector_beside_a_matrix__is_not_what_it_is_offered_for(rows) -> None:
-    file = rows(("triton.cdiv(N, 16) * 16", "N + 1"))
-    text = draft(file, WIDE, schedule="atomic", config=ASKED)["backward"]
-    assert "WHOLE" in text and not offered(file, WIDE, schedule="atomic")
+    assert_plain(rows(("triton.cdiv(N, 16) * 16", "N + 1")), WIDE, schedule="atomic")
+
+
+def test_a_kernel_with_a_product_of_matrices__keeps_its_masks(flat) -> None:
+    square = "tl.reshape(x, (16, 16))"
+    product = f'tl.dot({square}, {square}, input_precision="ieee")'
+    edits = (
+        ("    w = tl.load", f"    x = tl.reshape({product}, (BLOCK,))\n    w = tl.load"),
+        ("BLOCK=32", "BLOCK=256"),
+        ("x.numel(), 32)", "x.numel(), 256)"),
+    )
+    assert_plain(flat(*edits), {"N": 301})
+    assert offered(flat(*edits[1:]), {"N": 301})
+
+
+def test_a_large_kernel__keeps_its_masks(flat) -> None:
+    sums = "    x = x * tl.sin(x + w)\n" * (whole_blocks.MOST // 8)
+    store = "    tl.store(y_ptr"
+    assert_plain(flat((store, sums + store)))
+    assert offered(flat((store, "    x = x * tl.sin(x + w)\n" * 3 + store)))
+
+
+@pytest.mark.parametrize("wider, whole", [("0", False), ("-x.shape[1] % 16", True)])
+def test_what_a_loop_loads__counts_alone(flat, wider: str, whole: bool) -> None:
+    load = "tl.load(x_ptr + offs, mask=mask, other=2.0)"
+    sums = f"tl.zeros([BLOCK], tl.float32)\n    for i in range(k):\n        x += {load}"
+    file = flat(
+        ("y_ptr, n, BLOCK", "y_ptr, n, k, step, BLOCK"),
+        (load, sums.replace("offs", "i * step + offs")),
+        ("y, x.numel(), BLOCK=32", "y, w.numel(), x.shape[0], x.stride(0), BLOCK=32"),
+        ("x.numel(), 32)", "w.numel(), 32)"),
+        (
+            "y = torch.empty_like(x)",
+            f"x = torch.nn.functional.pad(x, (0, {wider}))\n    y = torch.empty_like(w)",
+        ),
+        ("return tuple(", "x, w = tuple("),
+        ("range(2))\n", "range(2))\n    return torch.stack((x, w, x + w)), w\n"),
+    )
+    assert offered(file) is whole
+    assert_right(file, draft(file, DIMS, config=ASKED), cases(*({"N": n} for n in LENGTHS)))
+    if not whole:
+        assert_plain(file)
 
 
 @pytest.mark.parametrize(

@@ -295,6 +295,8 @@ def _imports(fwd: Forward, text: str) -> list[str]:
 def _shadow_nothing(fwd: Forward, text: str) -> None:
     """The section stands below the forward in one file: a name of both would change the forward silently."""
     theirs = {name: node for node in fwd.tree.body for name in _bound(node)}
+    made = [node.name for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)]
+    assert len(made) == len({*made}), "two functions have one name"
     for name in (name for node in ast.parse(text).body for name in _bound(node)):
         if name in theirs:
             message = f"`{name}` is a name of this file, and the generated backward defines it too"
@@ -462,13 +464,14 @@ def _part(fwd: Forward, plan: Scheduled, text: FunctionText, kernels: dict[str, 
 
     def emit(name: str, effects: list, notes: list[str], tiles: int | None = None) -> Emitted:
         given = site.kernel, name, lines, small if draft.asked.constants else None
-        asked = blocks.of(effects) if draft.asked.whole and tiles is None else []
+        found = blocks.of(effects) if tiles is None else []
+        asked = found if draft.asked.whole else []
         emitter = whole_blocks.Whole(*given, asked, taken) if asked else Emitter(*given)
         emitted = emitter.emit(effects, notes, tiles)
         kernels[name] = emitted.text
         if not draft.asked.constants and small.used(emitter.demand):
             offer_constants(draft)
-        if not draft.asked.whole and tiles is None and blocks.pay(effects):
+        if found and not asked:
             offer_whole(draft)
         return emitted
 

@@ -17,7 +17,7 @@ lies inside one, and within a block indices ascend.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import chain
@@ -25,13 +25,13 @@ from typing import TYPE_CHECKING, Any
 
 from ..ir.folding import concrete
 from ..ir.graph import Graph
-from ..ir.nodes import GradWrite, Node, TapeStore, beneath, nodes_in, walk
+from ..ir.nodes import GradWrite, Node, Region, TapeStore, beneath, nodes_in, walk
 from ..ir.simplify import is_zero
 from ..ir.values import Kernel
 from ..prove.affine import Affine, Form, Var, nonzero
 from ..prove.masks import conjuncts, without_expansions
 from .demand import Demand
-from .emit import Emitter
+from .emit import Emitted, Emitter
 from .line_breaks import WIDTH, folded, indented, wrap
 
 if TYPE_CHECKING:
@@ -149,35 +149,37 @@ class WholeBlocks:
         self.site = site
 
     def of(self, effects: list) -> list[Bounded]:
-        """What is asked before a kernel with these effects; nothing, where some access keeps its mask."""
-        return list({one.compare: one for access in self._accesses(effects) for one in access.masks}.values())
-
-    def pay(self, effects: list) -> bool:
-        """Whether a launch has a block that is whole in a length that is no multiple of 16."""
+        """What is asked before a kernel with these effects. Nothing where some access keeps its mask, nor where
+        that would be no faster: it is where a known launch has whole blocks in a length that is no multiple
+        of 16, and most of what the kernel loads and stores for long hangs on that, in the innermost loop and
+        of the largest blocks."""
         g, found = self.site.kernel.graph, self._accesses(effects)
         if not found:
-            return False
-        most = max(g.elements(access.shape) for access in found)
-        large = [access for access in found if g.elements(access.shape) == most]
+            return []
+        sizes = [(access.loops, g.elements(access.shape)) for access in found]
+        long = [access for access, size in zip(found, sizes, strict=True) if size == max(sizes)]
         launches = chain([self.site.launch], (launch for launch in self.site.others()))
         known = (g.example_of(launch.args, launch.grid) for launch in launches)
-        return any(access.pays(values) for values in known for access in large)
+        if not any(2 * sum(access.pays(values) for access in long) > len(long) for values in known):
+            return []
+        return list({one.compare: one for access in found for one in access.masks}.values())
 
     def _accesses(self, effects: list) -> list[Access]:
         demand = Demand(effects)
         if len(demand.seen) > MOST or any(n.op in ("dot", "user") for n in demand.seen):
             return []
         affine = Affine(self.site.kernel.graph)
-        found = [_access(affine, *one) for one in _accessed(demand, effects)]
+        found = [_access(affine, one) for one in _accessed(demand, effects)]
         known = [one for one in found if one is not None]
         return known if len(known) == len(found) and any(one.along for one in known) else []
 
 
 @dataclass(frozen=True)
 class Access:
-    """A load or store of a block whose mask only says that lanes are inside."""
+    """A load or store of a block whose mask, if it has one, only says that lanes are inside."""
 
     shape: tuple[Node, ...]
+    loops: int  # around it
     masks: list[Bounded]
     along: Bounded | None  # of neighbours
     rest: list[tuple[int, list[Node]]]  # products that their address has beside their lanes
@@ -203,33 +205,45 @@ def _is_aligned(product: tuple[int, list[Node]], known: dict[int, Any]) -> bool:
     return factor % ALIGNED == 0
 
 
-def _accessed(demand: Demand, effects: list) -> Iterator[tuple[Node, Node]]:
-    """Offsets and masks of blocks that are loaded or stored."""
+@dataclass(frozen=True)
+class Place:
+    """What a load or store is given."""
+
+    offset: Node
+    mask: Node | None
+    region: Region
+
+
+def _accessed(demand: Demand, effects: list) -> list[Place]:
+    """All of blocks."""
     loads = [node for node in sorted(demand.seen, key=lambda n: n.id) if node.op == "load"]
-    found = [(load.args[1], load.args[2]) for load in loads if len(load.args) > 2]
+    found = [Place(load.args[1], load.args[2] if len(load.args) > 2 else None, load.home) for load in loads]
     for effect in (*walk(effects), *(store for loop in demand.need for store in loop.tape)):
-        if isinstance(effect, GradWrite) and effect.mask is not None:
-            found.append((effect.offset, effect.mask))
-        if isinstance(effect, TapeStore) and effect.mask is not None:
-            found.append((effect.index, effect.mask))
-    return (one for one in found if any(node.shape for node in one))
+        if isinstance(effect, GradWrite):
+            found.append(Place(effect.offset, effect.mask, effect.region))
+        if isinstance(effect, TapeStore):
+            found.append(Place(effect.index, effect.mask, effect.region))
+    return [one for one in found if one.offset.shape or (one.mask is not None and one.mask.shape)]
 
 
-def _access(affine: Affine, offset: Node, mask: Node) -> Access | None:
+def _access(affine: Affine, one: Place) -> Access | None:
     """What is known of one; None where it keeps a mask."""
-    rank = len(offset.shape)
-    parts = [(bounded(node), axes) for node, axes in conjuncts(mask, rank)]
-    masks = [(one, axes) for one, axes in parts if one is not None]
-    if len(mask.shape) > rank or len(masks) < len(parts):
+    shape, loops = one.offset.shape, sum(region.is_loop for region in one.region.chain())
+    if one.mask is not None and len(one.mask.shape) > len(shape):
         return None
-    form = nonzero(affine.terms(offset, tuple(range(rank))))
-    for one, axes in masks:
-        at = _unit(form, one, axes)
+    parts = [(bounded(node), axes) for node, axes in conjuncts(one.mask, len(shape))]
+    masks = [(asked, axes) for asked, axes in parts if asked is not None]
+    if len(masks) < len(parts):
+        return None
+    form = nonzero(affine.terms(one.offset, tuple(range(len(shape)))))
+    every = [asked for asked, _ in masks]
+    for asked, axes in masks:
+        at = _unit(form, asked, axes)
         if at is not None:
             rest = (product for index, terms in form.items() if index != at for product in terms.items())
             products = [(factor, [affine.nodes[i] for i in ids]) for ids, factor in rest]
-            return Access(offset.shape, [other for other, _ in masks], one, products)
-    return Access(offset.shape, [one for one, _ in masks], None, [])
+            return Access(shape, loops, every, asked, products)
+    return Access(shape, loops, every, None, [])
 
 
 def _unit(form: Form, one: Bounded, axes: tuple[int, ...]) -> tuple[Var | None, ...] | None:
@@ -265,6 +279,10 @@ class Whole(Emitter):
         self.called = f"{name}_block"
         while self.called in taken:
             self.called += "_"
+
+    def emit(self, effects: list, decisions: list[str], tiles: int | None = None) -> Emitted:
+        assert tiles is None  # then a program has another place than its number says
+        return super().emit(effects, decisions)
 
     def inline(self, node: Node) -> bool:
         return node not in self.asked and super().inline(node)
