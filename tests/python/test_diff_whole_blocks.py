@@ -298,6 +298,24 @@ def test_what_a_loop_loads__counts_alone(flat, wider: str, whole: bool) -> None:
         assert_plain(file)
 
 
+def test_a_length_of_constants__is_asked_with_them(flat) -> None:
+    file = flat(
+        ("y_ptr, n, BLOCK", "y_ptr, n, k, BLOCK"),
+        ("offs < n", "offs < n * k"),
+        ("x_ptr + offs", "x_ptr + offs // k"),
+        ("y, x.numel(), BLOCK=32", "y, x.numel(), 3, BLOCK=32"),
+        ("x.numel(), 32)", "w.numel(), 32)"),
+        ("y = torch.empty_like(x)", "y = torch.empty_like(w)"),
+        ("return tuple(", "x, w = tuple("),
+        ("range(2))\n", "range(2))\n    return x, torch.cat((x, w, w))\n"),
+    )
+    assert offered(file)
+    result = draft(file, DIMS, config={**ASKED, "constants": 1})
+    kernel = result["backward"].split("def cube_kernel_bwd(")[1].split("\n\n\n")[0]
+    assert "k_const: tl.constexpr" in kernel and "k = tl.zeros([], tl.int32) + k_const\n    if " in kernel
+    assert_right(file, result, cases(*({"N": n} for n in LENGTHS)))
+
+
 @pytest.mark.parametrize(
     "start",
     [
