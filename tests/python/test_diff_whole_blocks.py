@@ -128,8 +128,10 @@ def machine_texts(file: Path, backward: str, dims: dict[str, Any], dtype: str) -
 
 
 def test_a_length__asks_for_the_last_lane_of_a_block(flat) -> None:
-    plain, text = draft(flat(), DIMS), draft(flat(), DIMS, config=ASKED)["backward"]
+    plain, asked = draft(flat(), DIMS), draft(flat(), DIMS, config=ASKED)
+    text = asked["backward"]
     assert ASKED in plain["report"]["configs"] and "WHOLE" not in plain["backward"]
+    assert ASKED not in asked["report"]["configs"]
     assert "mask = tl.full([BLOCK], True, tl.int1) if WHOLE else offs < n" in text
     assert "if tl.program_id(0) * BLOCK + (BLOCK - 1) < n:" in text
     called = re.findall(r"cube_kernel_bwd_block\((.*), WHOLE=(True|False)\)", text)
@@ -203,9 +205,10 @@ KEPT = {
     "part of a block": ("tl.program_id(0) * (BLOCK - 2) + tl.arange(0, BLOCK)", "at < n"),
     "half of a block": ("tl.program_id(0) * 16 + tl.arange(0, 32)", "at < n"),
     "behind the first element": (f"{INDEX} + 1", "at < n"),
-    "lanes from one": ("tl.program_id(0) * BLOCK + tl.arange(BLOCK, 2 * BLOCK)", "at < n"),
+    "behind the first of a block": ("(tl.program_id(0) * BLOCK + 1) + tl.arange(0, BLOCK)", "at < n"),
+    "lanes from one": ("tl.program_id(0) * 2 * BLOCK + tl.arange(BLOCK, 2 * BLOCK)", "at < n"),
     "half of the lanes": ("tl.program_id(0) * BLOCK + tl.arange(0, BLOCK) // 2", "at < n"),
-    "lanes in turn": ("tl.program_id(0) * BLOCK - tl.arange(0, BLOCK) + BLOCK - 1", "at < n"),
+    "lanes in turn": ("tl.program_id(0) * BLOCK - tl.arange(0, BLOCK) + BLOCK", "at < n"),
     "lanes twice": ("tl.program_id(0) * BLOCK + tl.arange(0, BLOCK) + tl.arange(0, BLOCK)", "at < n"),
     "a factor": (f"({INDEX}) * 2", "at < n"),
     "a bound of its own": (INDEX, "at < n - tl.arange(0, BLOCK)"),
@@ -223,7 +226,8 @@ KEPT = {
 def test_what_one_lane_does_not_answer_for__keeps_every_mask(flat, name: str) -> None:
     index, mask = KEPT[name]
     old = "x = tl.load(x_ptr + offs, mask=mask, other=2.0)"
-    assert_plain(flat((old, f"at = {index}\n    x = tl.load(x_ptr + at, mask={mask}, other=2.0)")))
+    file = flat((old, f"at = {index}\n    x = tl.load(x_ptr + at, mask={mask}, other=2.0)"))
+    assert_plain(file, schedule="atomic")
 
 
 def test_a_mask_of_neither_neighbours_nor_all_accesses__gets_no_offer(flat) -> None:
@@ -255,6 +259,22 @@ def test_rows_that_are_not_aligned__get_no_offer(rows) -> None:
 
 def test_a_small_vector_beside_a_matrix__is_not_what_it_is_offered_for(rows) -> None:
     assert_plain(rows(("triton.cdiv(N, 16) * 16", "N + 1")), WIDE, schedule="atomic")
+
+
+def test_less_than_half_of_what_a_kernel_loads_and_stores__gets_no_offer(flat) -> None:
+    fewer = ("w, y, x.numel(), BLOCK=32)", "w, y, x.numel() - 1, BLOCK=32)")
+    shifted = [(f"{name}_ptr + offs", f"{name}_ptr + 1 + offs") for name in "xy"]
+    zeros = ("torch.empty_like(x)", "torch.zeros_like(x)")
+    assert_plain(flat(fewer, zeros, *shifted))  # x and its gradient, and y's
+    assert offered(flat(fewer, zeros, shifted[1]))
+
+
+def test_a_mask_in_a_branch__gradients_are_right(flat) -> None:
+    body = FLAT[FLAT.index("    offs = ") : FLAT.index("\n\n\n@autodiff")]
+    inside = "    if n > 40:\n" + "".join(f"    {line}\n" for line in body.splitlines())
+    file = flat((body, inside.rstrip()), ("torch.empty_like(x)", "torch.zeros_like(x)"))
+    result = draft(file, DIMS, config=ASKED)
+    assert_right(file, result, cases(*({"N": n} for n in LENGTHS)))
 
 
 def test_a_kernel_with_a_product_of_matrices__keeps_its_masks(flat) -> None:
@@ -351,8 +371,10 @@ def test_dataset__gradients_are_right_together_with_other_choices(
     file = tmp_path / "forward.py"
     file.write_text((ROOT / "dataset" / f"{name}.py").read_text().split(MARKER)[0])
     plain = draft(file, {"N": 3 * 1024 + 5})
-    assert ASKED in plain["report"]["configs"]
-    blocks = next((one for one in plain["report"]["configs"] if one.keys() == {"BLOCK"}), {})
+    configs = plain["report"]["configs"]
+    blocks = next((one for one in configs if one.keys() == {"BLOCK"}), {})
+    warps = min(at for at, one in enumerate(configs) if one.keys() == {"num_warps"})
+    assert configs.index(blocks if blocks else ASKED) <= configs.index(ASKED) < warps
     result = draft(file, {"N": 3 * 1024 + 5}, config={**config, **blocks, **ASKED})
     assert "WHOLE" in result["backward"]
     assert_right(file, result, cases(*({"N": n} for n in (1, 1023, 1024, 1025, 3 * 1024 + 5))))
