@@ -6,8 +6,8 @@
                                          k_bwd_block(..., WHOLE=False)   # mask = offs < N
 
 Triton loads and stores 16 bytes at once where it knows that neighbours share their mask. It does where N is a
-multiple of 16, for which it compiles a kernel anew; for any other N each element is loaded by itself, in every
-block for the sake of the last one.
+multiple of 16, for which it compiles a kernel anew; for any other N each element is loaded by itself, in
+every block for the sake of the last one.
 
 Asked is the comparison of a block's last lane, computed as the mask computes it. That answers for all lanes
 also where numbers wrap: a block starts at a multiple of its size, which is a power of two, so no type's end
@@ -149,10 +149,10 @@ class WholeBlocks:
         self.site = site
 
     def of(self, effects: list) -> list[Bounded]:
-        """What is asked before a kernel with these effects. Nothing where some access keeps its mask, nor where
-        that would be no faster: it is where a known launch has whole blocks in a length that is no multiple
-        of 16, and most of what the kernel loads and stores for long hangs on that, in the innermost loop and
-        of the largest blocks."""
+        """What is asked before a kernel with these effects. Nothing where some access keeps its mask, nor
+        where that would be no faster: it is where a known launch has whole blocks in a length that is no
+        multiple of 16, and most of what the kernel loads and stores for long hangs on that, in the innermost
+        loop and of the largest blocks."""
         g, found = self.site.kernel.graph, self._accesses(effects)
         if not found:
             return []
