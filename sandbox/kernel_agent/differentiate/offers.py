@@ -34,6 +34,11 @@ def offer_constants(draft: Draft) -> None:
     tuning.offer(draft.configs, {"constants": 1}, early=False)
 
 
+def offer_whole(draft: Draft) -> None:
+    """Kernels without masks in blocks that lie wholly inside: also behind what says how wide blocks are."""
+    tuning.offer(draft.configs, {"whole": 1}, early=False)
+
+
 def _offer_for_products(draft: Draft, plan: Scheduled) -> None:
     """Beside tiles of each kernel's own, or alone: operands that are computed once; and tiles that the
     forward saves."""

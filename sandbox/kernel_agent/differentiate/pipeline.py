@@ -22,7 +22,7 @@ from .ir.nodes import GradWrite
 from .ir.refusal import Refusal
 from .ir.report import LineReport, Why
 from .ir.values import is_static
-from .offers import offer, offer_constants
+from .offers import offer, offer_constants, offer_whole
 from .plans import (
     BROKEN,
     Asked,
@@ -56,7 +56,7 @@ from .schedule.decisions import advise, header
 from .schedule.gradient_writes import SKIPPED
 from .schedule.owner import OwnerKernel
 from .schedule.scattered import Scattered
-from .write import constants, saving_copy
+from .write import constants, saving_copy, whole_blocks
 from .write.demand import effects_of
 from .write.emit import Emitted, Emitter
 from .write.helpers import OWN, PARTS, PASSED, TABLES, UNSAVED, UNTRACED, host_helpers, scan_helpers
@@ -92,6 +92,7 @@ SCHEDULES = ("owner", "partials", "atomic")
 # Of a configuration, what asks the passes for something, by yes or no.
 KEYS = (
     "apart", "operands", "outputs", "saved", "exact", "walks", "disjoint", "constants", "matrix", "tf32x3",
+    "whole",
 )  # fmt: skip
 
 
@@ -294,6 +295,8 @@ def _imports(fwd: Forward, text: str) -> list[str]:
 def _shadow_nothing(fwd: Forward, text: str) -> None:
     """The section stands below the forward in one file: a name of both would change the forward silently."""
     theirs = {name: node for node in fwd.tree.body for name in _bound(node)}
+    made = [node.name for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)]
+    assert len(made) == len({*made}), "two functions have one name"
     for name in (name for node in ast.parse(text).body for name in _bound(node)):
         if name in theirs:
             message = f"`{name}` is a name of this file, and the generated backward defines it too"
@@ -456,14 +459,20 @@ def _part(fwd: Forward, plan: Scheduled, text: FunctionText, kernels: dict[str, 
     notes += [f"lines are those of {Path(site.home.path).name}"] if site.home.imported else []
 
     copies = _copies(plan)
-    small = constants.Constants(site, draft.lengths)
+    taken = {made.name for made in owner.kernels} | {n.name for made in owner.kernels for n in made.operands}
+    small, blocks = constants.Constants(site, draft.lengths), whole_blocks.WholeBlocks(site)
 
     def emit(name: str, effects: list, notes: list[str], tiles: int | None = None) -> Emitted:
-        emitter = Emitter(site.kernel, name, lines, small if draft.asked.constants else None)
+        given = site.kernel, name, lines, small if draft.asked.constants else None
+        found = blocks.of(effects) if tiles is None else []
+        asked = found if draft.asked.whole else []
+        emitter = whole_blocks.Whole(*given, asked, taken) if asked else Emitter(*given)
         emitted = emitter.emit(effects, notes, tiles)
         kernels[name] = emitted.text
         if not draft.asked.constants and small.used(emitter.demand):
             offer_constants(draft)
+        if found and not asked:
+            offer_whole(draft)
         return emitted
 
     if any(map(effects_of, reverse.effects)):

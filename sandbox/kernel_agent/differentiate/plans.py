@@ -69,6 +69,7 @@ class Asked:
     constants: bool = False  # kernels are compiled for small integers
     matrix: bool = False  # tiles of an adjoint that several products take are kept as a matrix
     tf32x3: bool = False  # exact products of float32 are three in TF32 each
+    whole: bool = False  # blocks that lie wholly inside go without masks
     longest: Mapping[int, int] = field(default_factory=dict, compare=False)  # whole_rows.longest()
     rows: bool = True  # what steps add to rows of a gradient is a product behind their loop
 

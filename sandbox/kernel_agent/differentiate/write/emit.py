@@ -155,17 +155,25 @@ class Emitter:
         grads = [gradient_name(n) for n in self.gradients if gradient_name(n) not in up]
         signature = [*runtime, *up, *grads, *self.extra]
         signature += [f"{n}: {self.tl}.constexpr" for n in (*constexprs, *compiled.values())]
-        head = [f"def {self.name}({', '.join(signature)}):"]
-        if len(head[0]) > WIDTH:
-            head = [f"def {self.name}(", *("    " + line + "," for line in wrap(signature, WIDTH - 5)), "):"]
-            if len(head) > 3:
-                head[-1] += "  # fmt: skip"
         about = ["# assumptions and decisions"] * bool(decisions)
         about += ["# " + part for line in decisions for part in folded(f"- {line}", WIDTH - 6)]
         lines = [*about, *[""] * bool(decisions), *body]
-        text = "\n".join(["@triton.jit", *head, *indented(lines)]) + "\n"
+        text = self.kernel_text(signature, lines)
         up, grads, extra = list(self.upstream), list(self.gradients), list(self.extra)
         return Emitted(self.name, text, params, up, grads, extra, compiled)
+
+    def kernel_text(self, signature: list[str], lines: list[str]) -> str:
+        """The kernel with these parameters and lines."""
+        return self.function_text(self.name, signature, lines)
+
+    def function_text(self, name: str, signature: list[str], lines: list[str]) -> str:
+        """A jit function."""
+        head = [f"def {name}({', '.join(signature)}):"]
+        if len(head[0]) > WIDTH:
+            head = [f"def {name}(", *("    " + line + "," for line in wrap(signature, WIDTH - 5)), "):"]
+            if len(head) > 3:
+                head[-1] += "  # fmt: skip"
+        return "\n".join(["@triton.jit", *head, *indented(lines)]) + "\n"
 
     def _constants(self) -> None:
         """Numbers that the kernel is compiled for, as tensors: what else is written holds as it stands."""
