@@ -131,6 +131,21 @@ json_t *ka_preflight_accept(struct ka_run *run, const json_t *dims, const char *
     return shape;
 }
 
+void ka_preflight_learn_reference(struct ka_run *run, const json_t *entry)
+{
+    const char *problem = json_string_value(json_object_get(entry, "reference_error"));
+    const json_t *has = json_object_get(run->inspect, "has");
+    if (!json_is_true(json_object_get(has, "reference")) || !json_is_true(json_object_get(entry, "ok")) ||
+        json_object_get(entry, "reference_without_room"))
+        return;
+    if (problem && !json_object_get(run->oracles, "reference_error")) {
+        ka_log(KA_LOG_WARN, "%s: the reference is no second opinion: %s", run->name, problem);
+        json_object_set_new(run->oracles, "reference_error", json_string(problem));
+    }
+    bool usable = !json_object_get(run->oracles, "reference_error");
+    json_object_set_new(run->oracles, "reference", json_string(usable ? "agree" : "unusable"));
+}
+
 void ka_preflight_note_crashes(struct ka_run *run, const struct ka_fan *fan)
 {
     size_t done, all;

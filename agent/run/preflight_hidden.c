@@ -54,6 +54,8 @@ static void keep_agreed(struct ka_run *run, struct ka_fan *fan, const json_t *tr
         if (!kind || (!wants && kept >= most) || !ka_fan_find(fan, (json_int_t)i, &found))
             continue;
         if (ka_preflight_agrees(&found, &error)) {
+            if (!json_object_get(found.entry, "reference_error")) /* it need not take every size */
+                ka_preflight_learn_reference(run, found.entry);
             json_object_set(
                 ka_preflight_accept(run, json_object_get(entry, "dims"), "hidden", kind, found.entry),
                 "stand_in", json_object_get(entry, "stand_in"));

@@ -53,6 +53,10 @@ bool ka_preflight_has(const struct ka_run *run, const json_t *dims);
 json_t *ka_preflight_accept(struct ka_run *run, const json_t *dims, const char *class, const char *kind,
                             const json_t *entry);
 void ka_preflight_progress(struct ka_run *run, const struct ka_fan *fan, const char *what);
+/* Of a case that is accepted: the user's reference() has agreed with the oracle there and on every shape
+ * before it, unless it could not be used, which is said; where it found no room on the GPU, nothing follows.
+ */
+void ka_preflight_learn_reference(struct ka_run *run, const json_t *entry);
 /* Of a fan that is through: cases that ended by a failure of the oracle itself, which says nothing about the
  * forward, are counted in run->oracles: "crashed", {"cases", "message": the first}. */
 void ka_preflight_note_crashes(struct ka_run *run, const struct ka_fan *fan);

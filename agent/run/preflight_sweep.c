@@ -155,21 +155,6 @@ static void learn_outputs(struct ka_run *run, const json_t *entry)
     }
 }
 
-/* The user's reference() has agreed on every shape so far, unless it could not be used, which is said. */
-static void learn_reference(struct ka_run *run, const json_t *entry)
-{
-    const char *problem = json_string_value(json_object_get(entry, "reference_error"));
-    const json_t *has = json_object_get(run->inspect, "has");
-    if (!json_is_true(json_object_get(has, "reference")) || !json_is_true(json_object_get(entry, "ok")))
-        return;
-    if (problem && !json_object_get(run->oracles, "reference_error")) {
-        ka_log(KA_LOG_WARN, "%s: the reference is no second opinion: %s", run->name, problem);
-        json_object_set_new(run->oracles, "reference_error", json_string(problem));
-    }
-    bool usable = !json_object_get(run->oracles, "reference_error");
-    json_object_set_new(run->oracles, "reference", json_string(usable ? "agree" : "unusable"));
-}
-
 /* A smaller stand-in for a shape is said; on a GPU also what kept the real one from being checked. */
 static void note_smaller(struct ka_run *run, const json_t *entry)
 {
@@ -211,7 +196,7 @@ static bool settle_shape(struct ka_run *run, struct ka_fan *fan, json_t *entry, 
     }
     if (alive && found.status == KA_OP_OK) {
         learn_outputs(run, found.entry);
-        learn_reference(run, found.entry);
+        ka_preflight_learn_reference(run, found.entry);
     }
     return alive;
 }

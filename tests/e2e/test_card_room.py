@@ -70,3 +70,22 @@ def test_cases_behind_one_that_breaks_the_gpu__are_asked_of_another_child(agent:
     again = [child.get("part") for child in done.result["children"]]
     assert "after one that left the GPU unusable" in again
     assert done.result["shapes"]["hidden"] > 8
+
+
+NO_ROOM = """
+            if self.dims["N"] == 24:
+                self.without_room = "the GPU ran out of memory, 16.00 GiB asked for, in reference() in float64"
+                return {}, None
+"""
+GRADIENTS = "            try:\n                grads = vector_jacobian(weighted"
+SQUARE = "\n\ndef reference(x):\n    return x * x\n"
+
+
+def test_reference_without_room_at_the_users_size__agrees_at_others(agent: Agent) -> None:
+    fake_card.install(agent)
+    change(agent, "oracle.py", GRADIENTS, NO_ROOM + GRADIENTS)
+    (agent.folder / "square.py").write_text(SMALL + SQUARE)
+    done = agent("--file-path", "square.py", *OPTIONS, "--python", sys.executable)
+    assert done.code == 0, done.err
+    assert done.result["oracles"]["reference"] == "agree"
+    assert "no second opinion" not in done.err

@@ -202,6 +202,7 @@ class Case:
         self.masked = False  # see differentiate(),
         self.holds = False  # and there: maxima are constants in the inputs' own dtypes
         self.dtype = dtype
+        self.without_room = ""  # why the reference has no gradients here, where the GPU has no room for them
         self.taken: dict[str, str] = {}  # why a layout alone is not, "" where it is: found out once a process
         self._drawn: dict[tuple[Any, ...], torch.Tensor | None] = {}
 
@@ -242,6 +243,8 @@ class Case:
             made |= self.without_ties(recording, gradients, extra)
             if problem:
                 result["reference_error"] = problem
+            if self.without_room:
+                result["reference_without_room"] = self.without_room
         if fd:
             result["fd"] = finite_differences(self)
         return result | self.store(scratch, made)
@@ -676,7 +679,8 @@ class Case:
             try:
                 grads = vector_jacobian(weighted, list(leaves.values()), masked=True)
             except torch.OutOfMemoryError as error:  # it may take more than the record, tile by tile
-                return {}, f"{budget.out_of_memory(error)}, in reference() in float64"
+                self.without_room = f"{budget.out_of_memory(error)}, in reference() in float64"
+                return {}, None
         for (name, leaf), grad in zip(leaves.items(), grads, strict=True):
             made[f"ref_grad/{name}"] = torch.zeros_like(leaf) if grad is None else grad
         return made, None
