@@ -74,7 +74,7 @@ def test_cases_behind_one_that_breaks_the_gpu__are_asked_of_another_child(agent:
 
 NO_ROOM = """
             if self.dims["N"] == 24:
-                self.without_room = "the GPU ran out of memory, 16.00 GiB asked for, in reference() in float64"
+                self.without_room = "the GPU ran out of memory in reference()"
                 return {}, None
 """
 GRADIENTS = "            try:\n                grads = vector_jacobian(weighted"
