@@ -437,28 +437,9 @@ def _absent(write: GradWrite) -> str | None:
     return write.base.attrs["name"] if write.base.op == "param" and any(map(is_static, conds)) else None
 
 
-def _part(fwd: Forward, plan: Scheduled, text: FunctionText, kernels: dict[str, str], draft: Draft) -> Part:
-    """The generated kernels of one plan, and their launches."""
-    site, reverse, owner, fused = plan.site, plan.reverse, plan.owner, plan.fused
-    found = plan.writes
-    behind = Why("table", "which tensor an address belongs to is read from a table")
-    owner.refused.update({w.base: behind for w in found if w.base.op == "entry"})
-    advise(reverse, found, owner.refused, draft.schedule == "atomic")
-    accumulated = sums(found, site.kernel.inplace) | plan.added
-    lines = site.home.lines
-    layouts = [(l, _absent(w)) for w in found for l in w.layouts]
-    layouts += [(l, k.bases[0] if k.optional else None) for k in owner.kernels for l in k.layouts]
-    asked = [one for w in found for one in w.asked] + [one for k in owner.kernels for one in k.asked]
-    asked += overwrite.single(site.kernel, trace.program_axes(site), site.launch.grid)
-    checks = [*(text.check(*layout) for layout in layouts), *text.asked(list(dict.fromkeys(asked)))]
-    offer(draft, plan)
-    part = Part(accumulated, list(dict.fromkeys(checks)), rows=plan.rows)
-    text.saving |= {kept.buffer: kept for kept in plan.saved}
-    text.saved |= dict.fromkeys(text.saving)
-    notes = header(reverse, plan.totals, part.checks) + ([] if plan.rows is None else [plan.rows.note])
-    notes += [f"lines are those of {Path(site.home.path).name}"] if site.home.imported else []
-
-    copies = _copies(plan)
+def _printer(plan: Scheduled, kernels: dict[str, str], draft: Draft) -> Callable[..., Emitted]:
+    """What prints a kernel of a plan into `kernels`, and offers what it could have otherwise."""
+    site, owner, lines = plan.site, plan.owner, plan.site.home.lines
     taken = {made.name for made in owner.kernels} | {n.name for made in owner.kernels for n in made.operands}
     small, blocks = constants.Constants(site, draft.lengths), whole_blocks.WholeBlocks(site)
 
@@ -475,6 +456,31 @@ def _part(fwd: Forward, plan: Scheduled, text: FunctionText, kernels: dict[str, 
             offer_whole(draft)
         return emitted
 
+    return emit
+
+
+def _part(fwd: Forward, plan: Scheduled, text: FunctionText, kernels: dict[str, str], draft: Draft) -> Part:
+    """The generated kernels of one plan, and their launches."""
+    site, reverse, owner, fused = plan.site, plan.reverse, plan.owner, plan.fused
+    found = plan.writes
+    behind = Why("table", "which tensor an address belongs to is read from a table")
+    owner.refused.update({w.base: behind for w in found if w.base.op == "entry"})
+    advise(reverse, found, owner.refused, draft.schedule == "atomic")
+    accumulated = sums(found, site.kernel.inplace) | plan.added
+    layouts = [(l, _absent(w)) for w in found for l in w.layouts]
+    layouts += [(l, k.bases[0] if k.optional else None) for k in owner.kernels for l in k.layouts]
+    asked = [one for w in found for one in w.asked] + [one for k in owner.kernels for one in k.asked]
+    asked += overwrite.single(site.kernel, trace.program_axes(site), site.launch.grid)
+    checks = [*(text.check(*layout) for layout in layouts), *text.asked(list(dict.fromkeys(asked)))]
+    offer(draft, plan)
+    part = Part(accumulated, list(dict.fromkeys(checks)), rows=plan.rows)
+    text.saving |= {kept.buffer: kept for kept in plan.saved}
+    text.saved |= dict.fromkeys(text.saving)
+    notes = header(reverse, plan.totals, part.checks) + ([] if plan.rows is None else [plan.rows.note])
+    notes += [f"lines are those of {Path(site.home.path).name}"] if site.home.imported else []
+
+    copies = _copies(plan)
+    emit = _printer(plan, kernels, draft)
     if any(map(effects_of, reverse.effects)):
         if isinstance(site.blocks, block_sizes.Queued):
             raise ProgramsKept
