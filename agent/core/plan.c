@@ -25,6 +25,26 @@ double ka_plan_size(const json_t *dims)
     return size;
 }
 
+static double bytes_of(const json_t *plan, const json_t *shapes)
+{
+    KA_EACH(shapes, i, shape) {
+        if (json_equal(json_object_get(shape, "dims"), json_object_get(plan, "dims")))
+            return json_number_value(json_object_get(shape, "bytes"));
+    }
+    return 0;
+}
+
+size_t ka_plan_fit(const json_t *cases, const size_t *order, size_t from, size_t upto, const json_t *shapes,
+                   double room)
+{
+    double bytes = 0;
+    size_t at = from;
+    while (at < upto &&
+           (bytes += bytes_of(json_array_get(cases, order[at]), shapes), at == from || bytes <= room))
+        at++;
+    return at - from;
+}
+
 struct builder {
     json_t *cases;
     uint64_t random;

@@ -84,5 +84,9 @@ json_t *ka_plan_roomy(const json_t *shapes);
 
 /* Product of the integer dims: what "smallest" means. */
 double ka_plan_size(const json_t *dims);
+/* How many of the cases `order[from]` to `order[upto - 1]` have results, by the oracle, of `room` bytes
+ * together, at least one; `shapes` tell it by "dims" and "bytes", others count as nothing. */
+size_t ka_plan_fit(const json_t *cases, const size_t *order, size_t from, size_t upto, const json_t *shapes,
+                   double room);
 
 #endif

@@ -37,6 +37,7 @@ static void free_check(struct ka_check *check)
     json_decref(check->facts);
     json_decref(check->notes);
     json_decref(check->launches);
+    json_decref(check->launched);
     free(check->pair_path);
     free(check->pair);
     free(check->entry);
@@ -146,6 +147,18 @@ static void leave(struct ka_check *check, size_t at)
     ka_expected_release(check->expected, check->order[at]);
 }
 
+/* Before what the candidate left is released, and its round with it. */
+static void note_launched(struct ka_check *check, size_t at)
+{
+    struct ka_fan_found found;
+    if (!ka_fan_find(check->candidate, (json_int_t)check->order[at], &found))
+        return;
+    KA_EACH(json_object_get(found.entry, "launched"), i, name) {
+        if (json_is_string(name))
+            json_object_set_new(check->launched, json_string_value(name), json_true());
+    }
+}
+
 static void settle_batch(struct ka_check *check)
 {
     for (size_t n = 0; n < check->batch_count; n++) {
@@ -156,6 +169,7 @@ static void settle_batch(struct ka_check *check)
         }
         check->is_judged[at] = true;
         check->judged++;
+        note_launched(check, at);
         leave(check, at);
     }
 }
@@ -207,23 +221,6 @@ static void gather_ready(struct ka_check *check)
     free(is_held);
 }
 
-/* Say which kernels no case has launched. */
-static void tell_unlaunched(struct ka_check *check)
-{
-    json_auto_t *seen = json_object();
-    KA_EACH(check->cases, i, plan) {
-        struct ka_fan_found found;
-        (void)plan;
-        if (!ka_fan_find(check->candidate, (json_int_t)i, &found))
-            continue;
-        KA_EACH(json_object_get(found.entry, "launched"), k, name) {
-            if (json_is_string(name))
-                json_object_set_new(seen, json_string_value(name), json_true());
-        }
-    }
-    ka_conduct_unlaunched(check->launches, seen, check->verdict);
-}
-
 /* Every result is there, or will not come. */
 static void end_of_cases(struct ka_run *run)
 {
@@ -232,7 +229,7 @@ static void end_of_cases(struct ka_run *run)
         ka_check_conclude(run);
         return;
     }
-    tell_unlaunched(check);
+    ka_conduct_unlaunched(check->launches, check->launched, check->verdict); /* kernels of no case */
     if (run->settings.sanitizer)
         ka_check_sanitize(run);
     else
@@ -305,6 +302,11 @@ static const json_t *raised_always(const struct ka_check *check)
     return may_be_told ? found : NULL;
 }
 
+static bool stops_at_failure(const struct ka_run *run)
+{
+    return run->given && run->settings.fail_fast;
+}
+
 static void go_on(struct ka_run *run)
 {
     struct ka_check *check = run->check;
@@ -320,10 +322,12 @@ static void go_on(struct ka_run *run)
             give_up(run, "not run: a smaller case had failed");
     } else if (check->upto == all) {
         end_of_cases(run);
-    } else if (ka_verdict_count(check->verdict).cases_failed == 0) {
-        ka_check_next_round(run);
-    } else {
+    } else if (stops_at_failure(run) && ka_verdict_count(check->verdict).cases_failed) {
         give_up(run, "not reached: --fail-fast");
+    } else if (is_hopeless(run)) {
+        give_up(run, "not run: a smaller case had failed");
+    } else {
+        ka_check_next_round(run);
     }
 }
 
@@ -401,13 +405,16 @@ static void announce_shapes(struct ka_run *run)
 }
 
 /* With --fail-fast a round is one case, then three, then twelve, and so on: most wrong candidates fail in the
- * first. Each round has children of the candidate's and of the oracle's. */
+ * first. It has no more cases than their results have room for. Each round has children of the candidate's
+ * and of the oracle's. */
 void ka_check_next_round(struct ka_run *run)
 {
     struct ka_check *check = run->check;
     size_t all = json_array_size(check->cases), from = check->upto;
-    size_t upto = !run->given || !run->settings.fail_fast ? all : from ? 4 * from : 1;
-    check->upto = upto < all ? upto : all;
+    size_t upto = !stops_at_failure(run) ? all : from ? 4 * from : 1;
+    upto = upto < all ? upto : all;
+    check->upto =
+        from + ka_plan_fit(check->cases, check->order, from, upto, run->shapes, ka_run_results_room(run));
     json_auto_t *round = json_array();
     for (size_t at = from; at < check->upto; at++)
         json_array_append(round, json_array_get(check->cases, check->order[at]));
@@ -542,6 +549,7 @@ void ka_run_check(struct ka_run *run, int64_t snapshot)
     if (ka_check_settle_as_before(run, snapshot))
         return;
     struct ka_check *check = ka_calloc(1, sizeof(*check));
+    check->launched = json_object();
     run->check = check;
     check->run = run;
     check->snapshot = snapshot;

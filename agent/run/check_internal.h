@@ -28,7 +28,7 @@ struct ka_check {
     struct ka_verdict *verdict;
     size_t *shape_of;              /* case number -> shape number of the verdict */
     size_t *order;                 /* case numbers, the cheapest first */
-    size_t upto;                   /* of `order`: asked for. All are at once, unless --fail-fast */
+    size_t upto;                   /* of `order`: asked for, round by round */
     bool *is_judged;               /* of `order` */
     struct ka_check_doubt *doubts; /* of `order` */
     size_t *batch;                 /* of `order`: being judged */
@@ -40,6 +40,7 @@ struct ka_check {
     char *reject_rule, *reject_text; /* the candidate is rejected as a whole, once the thread is done */
     json_t *notes;                   /* of the scan: what is no fault, and worth knowing */
     json_t *launches;                /* names of kernels that the candidate's text launches */
+    json_t *launched;                /* and those that cases launched: {name: true} */
     json_t *facts;
     struct ka_run_child *facts_child; /* counts them beside the candidate; NULL: it does not, or is through */
     bool facts_ended, facts_wanted;

@@ -28,7 +28,7 @@ struct ka_expected {
     struct ka_run *run;
     json_t *cases;
     struct source *sources; /* one a case */
-    struct ka_fan *own[16]; /* rounds that this set asked for */
+    struct ka_fan **own;    /* rounds that this set asked for, one a case at most */
     size_t own_count;
 };
 
@@ -149,6 +149,7 @@ static struct ka_expected *draw(struct ka_run *run)
     if (ka_run_on_gpu(run)) /* the interpreter has no order of programs to vary */
         ka_plan_compiled(made->cases);
     made->sources = ka_calloc(json_array_size(made->cases), sizeof(*made->sources));
+    made->own = ka_calloc(json_array_size(made->cases), sizeof(struct ka_fan *));
     KA_EACH(made->cases, i, item) {
         if (!json_object_get(item, "like"))
             take_offer(run, item, &made->sources[i]);
@@ -169,7 +170,8 @@ void ka_expected_prepare(struct ka_run *run)
     KA_AUTO_FREE size_t *all = ka_calloc(count, sizeof(*all));
     for (size_t i = 0; i < count; i++)
         all[i] = i;
-    ka_expected_ask(run->prepared, all, count, NULL, NULL);
+    size_t fit = ka_plan_fit(run->prepared->cases, all, 0, count, run->shapes, ka_run_results_room(run) / 2);
+    ka_expected_ask(run->prepared, all, fit, NULL, NULL);
 }
 
 void ka_expected_discard(struct ka_run *run)
@@ -196,6 +198,7 @@ void ka_expected_free(struct ka_expected *expected)
     for (size_t i = 0; i < expected->own_count; i++)
         ka_fan_free(expected->own[i]);
     json_decref(expected->cases);
+    free(expected->own);
     free(expected->sources);
     free(expected);
 }
@@ -214,7 +217,7 @@ void ka_expected_ask(struct ka_expected *expected, const size_t *list, size_t co
             json_array_append(open, json_array_get(expected->cases, list[i]));
     for (size_t i = 0; i < expected->own_count; i++)
         ka_fan_listen(expected->own[i], changed, arg);
-    if (json_array_size(open) && expected->own_count < KA_COUNT(expected->own)) {
+    if (json_array_size(open)) {
         json_auto_t *told = ka_plan_for_oracle(open);
         struct ka_fan_req req = {.operation = "oracle",
                                  .file = expected->run->work_forward,

@@ -123,10 +123,10 @@ json_t *ka_preflight_accept(struct ka_run *run, const json_t *dims, const char *
         return NULL;
     bool costly = json_number_value(json_object_get(entry, "seconds")) > SLOW ||
                   json_number_value(json_object_get(entry, "bytes")) > BULKY;
-    json_t *shape =
-        json_pack("{s:O, s:s, s:s, s:O?, s:b, s:O?, s:o}", "dims", dims, "class", class, "kind", kind,
-                  "grads", json_object_get(entry, "grads"), "costly", costly, "processor_seconds",
-                  json_object_get(entry, "processor_seconds"), "tensors", ka_vary_tensors(entry));
+    json_t *shape = json_pack("{s:O, s:s, s:s, s:O?, s:b, s:O?, s:O?, s:o}", "dims", dims, "class", class,
+                              "kind", kind, "grads", json_object_get(entry, "grads"), "costly", costly,
+                              "bytes", json_object_get(entry, "bytes"), "processor_seconds",
+                              json_object_get(entry, "processor_seconds"), "tensors", ka_vary_tensors(entry));
     json_array_append_new(run->shapes, shape);
     return shape;
 }

@@ -6,6 +6,7 @@
 
 #include "agent/core/plan.h"
 #include "agent/core/shapes.h"
+#include "agent/io/machine.h"
 #include "base/each.h"
 
 bool ka_run_on_gpu(const struct ka_run *run)
@@ -75,6 +76,15 @@ json_t *ka_run_interpreted(const struct ka_run *run, json_t *dims)
 {
     json_t *found = ka_run_small(run, dims);
     return ka_run_on_gpu(run) ? little(dims, found) : found;
+}
+
+double ka_run_results_room(const struct ka_run *run)
+{
+    struct ka_machine machine;
+    ka_machine_read(&machine);
+    if (!ka_run_on_gpu(run) || !machine.memory_bytes)
+        return INFINITY;
+    return fmin((double)machine.memory_bytes / 3, (double)machine.memory_available_bytes / 2);
 }
 
 json_t *ka_run_sweep(struct ka_run *run, bool *own_cpu_sweep)

@@ -20,4 +20,8 @@ json_t *ka_run_interpreted(const struct ka_run *run, json_t *dims);
 /* SWEEP, or SWEEP_CPU where it counts (new reference): [{"dims", "required"}]. */
 json_t *ka_run_sweep(struct ka_run *run, bool *own_cpu_sweep);
 
+/* Bytes of the oracle's results that may lie in memory at a time beside a candidate's, which take about as
+ * much. Without a GPU shapes are small: no limit. */
+double ka_run_results_room(const struct ka_run *run);
+
 #endif

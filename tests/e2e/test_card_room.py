@@ -89,3 +89,17 @@ def test_reference_without_room_at_the_users_size__agrees_at_others(agent: Agent
     assert done.code == 0, done.err
     assert done.result["oracles"]["reference"] == "agree"
     assert "no second opinion" not in done.err
+
+
+BYTES = "    return result | self.store(scratch, made)\n"
+
+
+def test_results_beyond_the_machines_memory__are_asked_for_a_case_at_a_time(agent: Agent) -> None:
+    fake_card.install(agent)
+    more = BYTES.replace("self.store(scratch, made)", 'self.store(scratch, made) | {"bytes": 1 << 60}')
+    change(agent, "oracle.py", BYTES, more)
+    (agent.folder / "square.py").write_text(SMALL)
+    done = agent("--file-path", "square.py", *OPTIONS, "--python", sys.executable)
+    assert done.code == 0, done.err
+    cases = [child["cases"] for child in done.result["children"] if child["op"] == "candidate"]
+    assert len(cases) > 30 and set(cases) == {1}

@@ -200,6 +200,25 @@ static void plan__questions_about_another_case__name_an_earlier_one_of_the_shape
     json_decref(grads);
 }
 
+static void plan__fit__is_as_many_as_have_room_and_at_least_one(void **state)
+{
+    (void)state;
+    json_t *cases = json("[{\"dims\": {\"N\": 1}}, {\"dims\": {\"N\": 8}}, {\"dims\": {\"N\": 9}}]");
+    json_t *known = json("[{\"dims\": {\"N\": 8}, \"bytes\": 100}, {\"dims\": {\"N\": 9}, \"bytes\": 60}]");
+    const size_t order[] = {0, 2, 1, 2};
+    const struct {
+        size_t from, upto;
+        double room;
+        size_t fit;
+    } rows[] = {{0, 4, 1e9, 4}, {0, 4, 59, 1},  {0, 4, 60, 2},  {0, 4, 160, 3},
+                {2, 4, 1, 1},   {2, 4, 160, 2}, {1, 2, 1e9, 1}, {4, 4, 1e9, 0}};
+    for (size_t i = 0; i < KA_COUNT(rows); i++)
+        assert_int_equal(ka_plan_fit(cases, order, rows[i].from, rows[i].upto, known, rows[i].room),
+                         rows[i].fit);
+    json_decref(cases);
+    json_decref(known);
+}
+
 static void plan__memory_of_the_candidate__is_of_every_kind_and_mostly_nan(void **state)
 {
     (void)state;
@@ -733,6 +752,7 @@ int main(void)
         cmocka_unit_test(plan__more_than_two_outputs__each_is_also_used_alone),
         cmocka_unit_test(plan__four_gradients__each_two_are_wanted_together),
         cmocka_unit_test(plan__questions_about_another_case__name_an_earlier_one_of_the_shape),
+        cmocka_unit_test(plan__fit__is_as_many_as_have_room_and_at_least_one),
         cmocka_unit_test(plan__memory_of_the_candidate__is_of_every_kind_and_mostly_nan),
         cmocka_unit_test(plan__seeds__differ_between_cases_and_between_secrets),
         cmocka_unit_test(plan__what_a_child_is_sent__does_not_say_which_shapes_are_hidden),
