@@ -39,9 +39,11 @@ size_t ka_plan_fit(const json_t *cases, const size_t *order, size_t from, size_t
 {
     double bytes = 0;
     size_t at = from;
-    while (at < upto &&
-           (bytes += bytes_of(json_array_get(cases, order[at]), shapes), at == from || bytes <= room))
-        at++;
+    for (; at < upto; at++) {
+        bytes += bytes_of(json_array_get(cases, order[at]), shapes);
+        if (at > from && bytes > room)
+            break;
+    }
     return at - from;
 }
 
