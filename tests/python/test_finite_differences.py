@@ -15,7 +15,7 @@ torch.set_num_threads(1)
 
 from kernel_agent import forward
 from kernel_agent.operations import finite_differences, oracle
-from test_oracle import KERNELS, stub
+from oracle_support import KERNELS, stub
 
 FAST = (
     "matmul",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_oracle import relative, run_case
+from oracle_support import relative, run_case
 
 FORWARD = """\
 import torch
