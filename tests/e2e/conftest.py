@@ -98,6 +98,19 @@ def copied_share(folder: Path) -> Path:
     return folder
 
 
+# Where the oracle begins with a case: what stands before it happens in each.
+CASE = "        recording = self.record(self.dtype)\n        self.require_taken(recording)\n"
+
+
+def change_operation(share: Path, name: str, before: str, after: str) -> Path:
+    """A file of operations in such a copy, with one place in it another."""
+    file = share / "sandbox" / "kernel_agent" / "operations" / name
+    text = file.read_text()
+    assert before in text
+    file.write_text(text.replace(before, after, 1))
+    return file
+
+
 def ended(code: int, out: str, err: str) -> Ended:
     text = out.strip()
     return Ended(code, out, err, json.loads(text) if text.startswith("{") else {})

@@ -7,10 +7,9 @@ import fcntl
 import json
 import os
 import sys
-from pathlib import Path
 
 import fake_card
-from conftest import Agent
+from conftest import CASE, Agent, change_operation
 from files import SMALL
 
 OPTIONS = ("--device", "cuda", "--gpus", "0", "--backend", "none", "--no-optimise", "--json")
@@ -19,19 +18,11 @@ FULL = """
         if (Path(__file__).parent / "crowded").exists():
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 16.00 GiB.")
 """
-RUN = "        recording = self.record(self.dtype)\n        self.require_taken(recording)\n"
-
-
-def change(agent: Agent, operation: str, before: str, after: str) -> Path:
-    file = agent.folder / "share" / "sandbox" / "kernel_agent" / "operations" / operation
-    assert before in file.read_text()
-    file.write_text(file.read_text().replace(before, after, 1))
-    return file
 
 
 def test_case_that_found_no_room__waits_until_other_programs_are_through(agent: Agent) -> None:
     fake_card.install(agent)
-    crowded = change(agent, "oracle.py", RUN, FULL + RUN).parent / "crowded"
+    crowded = change_operation(agent.folder / "share", "oracle.py", CASE, FULL + CASE).parent / "crowded"
     crowded.touch()
     (agent.folder / "square.py").write_text(SMALL)
     locks = agent.folder / "runtime"
@@ -60,8 +51,13 @@ IS_LOST = "    try:\n        if device.startswith"
 
 def test_cases_behind_one_that_breaks_the_gpu__are_asked_of_another_child(agent: Agent) -> None:
     fake_card.install(agent)
-    change(agent, "oracle.py", RUN, ILLEGAL + RUN)
-    change(agent, "budget.py", IS_LOST, '    if globals().get("LOST"):\n        return True\n' + IS_LOST)
+    change_operation(agent.folder / "share", "oracle.py", CASE, ILLEGAL + CASE)
+    change_operation(
+        agent.folder / "share",
+        "budget.py",
+        IS_LOST,
+        '    if globals().get("LOST"):\n        return True\n' + IS_LOST,
+    )
     (agent.folder / "square.py").write_text(SMALL)
     done = agent("--file-path", "square.py", *OPTIONS, "--python", sys.executable)
     assert done.code == 0, done.err
@@ -83,7 +79,7 @@ SQUARE = "\n\ndef reference(x):\n    return x * x\n"
 
 def test_reference_without_room_at_the_users_size__agrees_at_others(agent: Agent) -> None:
     fake_card.install(agent)
-    change(agent, "oracle.py", GRADIENTS, NO_ROOM + GRADIENTS)
+    change_operation(agent.folder / "share", "oracle.py", GRADIENTS, NO_ROOM + GRADIENTS)
     (agent.folder / "square.py").write_text(SMALL + SQUARE)
     done = agent("--file-path", "square.py", *OPTIONS, "--python", sys.executable)
     assert done.code == 0, done.err
@@ -97,7 +93,7 @@ BYTES = "    return result | self.store(scratch, made)\n"
 def test_results_beyond_the_machines_memory__are_asked_for_a_case_at_a_time(agent: Agent) -> None:
     fake_card.install(agent)
     more = BYTES.replace("self.store(scratch, made)", 'self.store(scratch, made) | {"bytes": 1 << 60}')
-    change(agent, "oracle.py", BYTES, more)
+    change_operation(agent.folder / "share", "oracle.py", BYTES, more)
     (agent.folder / "square.py").write_text(SMALL)
     done = agent("--file-path", "square.py", *OPTIONS, "--python", sys.executable)
     assert done.code == 0, done.err

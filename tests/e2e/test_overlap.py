@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Agent, Ended, Endpoint, copied_share
+from conftest import CASE, Agent, Ended, Endpoint, change_operation, copied_share
 from files import BACKWARD, FORWARD, WRONG, fenced
 
 MARKER = "\n# ---- backward ----\n"
@@ -84,14 +84,9 @@ def test_a_child_that_dies_by_a_signal__is_tried_once_more_and_counted(agent: Ag
     assert len(died) == 2 and done.result["retries"] == 1
 
 
-RUN = "        recording = self.record(self.dtype)\n        self.require_taken(recording)\n"
-
-
 def test_an_oracle_that_dies_in_a_check__is_the_runs_error_and_no_verdict(agent: Agent) -> None:
-    oracle = copied_share(agent.folder / "share") / "sandbox" / "kernel_agent" / "operations" / "oracle.py"
     dies = '        if self.upstream["kind"] == "ones":\n            import os\n            os.abort()\n'
-    assert RUN in oracle.read_text()
-    oracle.write_text(oracle.read_text().replace(RUN, dies + RUN, 1))
+    change_operation(copied_share(agent.folder / "share"), "oracle.py", CASE, dies + CASE)
     pair = agent.folder / "scale.py"
     pair.write_text(FORWARD + MARKER + BACKWARD)
     done = agent("check", pair, "--json", env={"KA_SHARE": str(agent.folder / "share")})
