@@ -213,7 +213,8 @@ static void add_covering(struct ka_run *run, json_t *tried)
     const json_t *smallest = ka_plan_smallest(run->shapes);
     json_auto_t *small = smallest ? ka_run_small(run, json_object_get(smallest, "dims")) : NULL;
     json_auto_t *found = NULL;
-    if (small && ka_shapes_cover(small, TILE, KA_SHAPES_BUDGET, &found) == 0) {
+    uint64_t budget = small ? ka_run_budget(run, json_object_get(smallest, "dims")) : 0;
+    if (small && ka_shapes_cover(small, TILE, budget, &found) == 0) {
         KA_EACH(found, i, entry) {
             json_object_set(entry, "of", small);
             if (!ka_preflight_has(run, json_object_get(entry, "dims")))
@@ -238,8 +239,9 @@ bool ka_preflight_hidden(struct ka_run *run)
     KA_EACH(run->shapes, i, shape) {
         if (!ka_plan_is(shape, "required"))
             continue;
-        json_auto_t *small = ka_run_small(run, json_object_get(shape, "dims")), *found = NULL;
-        if (ka_shapes_hidden(small, known, ka_random_u64(), each, KA_SHAPES_BUDGET, &found) == 0)
+        json_t *dims = json_object_get(shape, "dims");
+        json_auto_t *small = ka_run_small(run, dims), *found = NULL;
+        if (ka_shapes_hidden(small, known, ka_random_u64(), each, ka_run_budget(run, dims), &found) == 0)
             json_array_extend(tried, found);
     }
     add_covering(run, tried);

@@ -19,7 +19,9 @@ bool ka_run_scaled_down(const struct ka_run *run)
     return strcmp(run->settings.device, "cpu") == 0;
 }
 
-#define SQUARE_TIMES 16 /* a tensor of so many times the product of the sizes has some of them twice */
+#define SQUARE_TIMES 16   /* a tensor of so many times the product of the sizes has some of them twice */
+#define HUGE_TENSOR 4e6   /* elements, from which on that costs more than the interpreter has time for */
+#define BUDGET_LEAST 512. /* a product of sizes: a block of 256 beside a 2 */
 
 /* Would the interpreter have little to do even with a tensor of N by N elements, of which no product of the
  * sizes tells? */
@@ -49,27 +51,38 @@ static double elements_of(const json_t *tensor)
     return count;
 }
 
-/* Whether a shape that preflight has accepted costs much by tensors that are far larger than the product of
- * its sizes: scores of N by N. */
-static bool is_square(const struct ka_run *run, const json_t *dims)
+/* Elements of the largest tensor of a shape that preflight has accepted, and whether it costs much. */
+static double largest_of(const struct ka_run *run, const json_t *dims, bool *costly)
 {
     double most = 0;
+    *costly = false;
     KA_EACH(run->shapes, i, shape) {
-        if (!json_equal(json_object_get(shape, "dims"), dims) ||
-            !json_is_true(json_object_get(shape, "costly")))
+        if (!json_equal(json_object_get(shape, "dims"), dims))
             continue;
+        *costly = json_is_true(json_object_get(shape, "costly"));
         KA_EACH(json_object_get(shape, "tensors"), k, tensor)
             most = fmax(most, elements_of(tensor));
     }
-    return most > SQUARE_TIMES * ka_plan_size(dims);
+    return most;
+}
+
+uint64_t ka_run_budget(const struct ka_run *run, const json_t *dims)
+{
+    bool costly;
+    double most = largest_of(run, dims, &costly), size = ka_plan_size(dims);
+    if (most < HUGE_TENSOR || most <= SQUARE_TIMES * size)
+        return KA_SHAPES_BUDGET;
+    return (uint64_t)fmax(BUDGET_LEAST, (double)KA_SHAPES_BUDGET * SQUARE_TIMES * size / most);
 }
 
 json_t *ka_run_small(const struct ka_run *run, json_t *dims)
 {
     json_t *small;
-    if (!ka_run_on_gpu(run) || ka_shapes_scale(dims, KA_SHAPES_BUDGET, 0, &small))
+    bool costly;
+    if (!ka_run_on_gpu(run) || ka_shapes_scale(dims, ka_run_budget(run, dims), 0, &small))
         return json_incref(dims);
-    return is_square(run, dims) ? little(dims, small) : small;
+    bool square = largest_of(run, dims, &costly) > SQUARE_TIMES * ka_plan_size(dims);
+    return square && costly ? little(dims, small) : small;
 }
 
 json_t *ka_run_interpreted(const struct ka_run *run, json_t *dims)

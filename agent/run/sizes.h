@@ -10,6 +10,9 @@
 bool ka_run_on_gpu(const struct ka_run *run);
 /* Are shapes scaled, to be run in the interpreter? */
 bool ka_run_scaled_down(const struct ka_run *run);
+/* The product of sizes that small versions of a shape may have: less where its tensors, as preflight has seen
+ * them, are far larger than the product of its sizes says (windows of m x m tokens have m^4 scores). */
+uint64_t ka_run_budget(const struct ka_run *run, const json_t *dims);
 /* A small version of a shape (new reference). On a GPU the user's own sizes are checked; what else is asked
  * of the forward (hidden shapes, finite differences, counts in the interpreter) is asked of this. One that
  * costs much for tensors of which no product of the sizes tells (scores of N by N) is made smaller yet. On
