@@ -139,12 +139,13 @@ static enum ka_diff_reason judge(const struct ka_tolerance *tol, const struct ka
 }
 
 /* Whether little more than rounding is left of it where terms cancel, and it is off by no more. Of few
- * elements eager may be right by luck: then by a few units in the last place of the upstream (1 - p, where p
- * is nearly 1). */
-static bool is_cancelled(const struct ka_tolerance *tol, const struct ka_diff *diff)
+ * elements, or few that are not zero (of a bias, where a single one of dY is not), eager may be right by
+ * luck: then by a few units in the last place of the upstream (1 - p, where p is nearly 1). */
+static bool is_cancelled(const struct ka_tolerance *tol, double rms, const struct ka_diff *diff)
 {
     double rounding = fmax(tol->rounding, diff->base_error), off = diff->error * diff->want_norm;
-    if (diff->count <= tol->few && off <= tol->units * tol->upstream_norm)
+    double count = rms > 0 ? pow(diff->want_norm / rms, 2) : (double)diff->count;
+    if (count < (double)tol->few + .5 && off <= tol->units * tol->upstream_norm)
         return true;
     if (tol->coarse && tol->rounding >= UNSTABLE)
         return diff->error <= CANCELLED_TIMES * tol->rounding;
@@ -317,7 +318,7 @@ int ka_compare(const struct ka_tensor *got, const struct ka_tensor *want, const 
     if (parts && !ka_local_judge(&triple, tol, &measured, (size_t)off_by_rounding(tol, diff), diff))
         diff->reason = KA_DIFF_PART;
     free(measured.units);
-    if (diff->reason >= KA_DIFF_NORM && is_cancelled(tol, diff)) {
+    if (diff->reason >= KA_DIFF_NORM && is_cancelled(tol, measured.rms, diff)) {
         diff->reason = KA_DIFF_OK;
         diff->vacuous = true;
     }

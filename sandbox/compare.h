@@ -65,10 +65,10 @@ struct ka_tolerance {
     double zero_norm;
     double upstream_norm; /* 0: not known */
     bool coarse;
-    double rounding;   /* the most that rounding was seen to move it, norm-relative: beyond */
-    double cancelled;  /* little more than rounding is left of it */
-    size_t few;        /* so many elements may be off by so much of upstream_norm, and prove nothing: */
-    double units;      /* eager has them right by luck; kernels take what was stored, in halves */
+    double rounding;  /* the most that rounding was seen to move it, norm-relative: beyond */
+    double cancelled; /* little more than rounding is left of it */
+    size_t few;   /* so many that are not zero may be off by so much of upstream_norm and prove nothing: */
+    double units; /* eager has them right by luck; kernels take what was stored, in halves */
     double near_error; /* e_base and the elements off of base at inputs close by: see ka_tolerance_near() */
     size_t near_off;
     struct ka_draw draws[KA_DRAWS_MAX]; /* of rounding, beside base's */
