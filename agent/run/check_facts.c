@@ -129,11 +129,26 @@ void ka_check_measure_verified(struct ka_run *run)
 
 /* ---- compute-sanitizer, only for what is verified without it */
 
+/* What racecheck reports of Triton's own code is told, and blames nobody. */
+static void tell_redundant(const struct ka_run *run)
+{
+    KA_EACH(run->sanitized, i, tool) {
+        KA_EACH(json_object_get(tool, "redundant"), k, race)
+            ka_log(
+                KA_LOG_INFO,
+                "%s: %s: in %s, line %lld, lanes that hold one reduced value each store it to one place in "
+                "shared memory: Triton's own code, which may change the last bit from run to run",
+                run->name, ka_text_of(tool, "tool", "?"), ka_text_of(race, "kernel", "?"),
+                (long long)json_integer_value(json_object_get(race, "line")));
+    }
+}
+
 static void on_sanitized(struct ka_run *run, const struct ka_op_result *result)
 {
     struct ka_verdict *verdict = run->check->verdict;
     json_decref(run->sanitized);
     run->sanitized = json_deep_copy(json_object_get(result->doc, "runs"));
+    tell_redundant(run);
     ka_sanitize_judge(result->status == KA_OP_OK ? result->doc : NULL, result->message, verdict);
     if (ka_verdict_verified(verdict))
         ka_check_measure_verified(run);

@@ -31,6 +31,11 @@ WRITE = """========= Invalid __global__ write of size 4 bytes
 =========
 ========= ERROR SUMMARY: 1 error"""
 
+REDUNDANT = """========= Error: Race reported between Write access at scale_backward_kernel+0xa0 in {pair}:52
+=========     and Write access at scale_backward_kernel+0xa0 in {pair}:52 [84 hazards]
+=========
+========= RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)"""
+
 
 def check(agent: Agent, script: str | None, *options: str, anywhere: bool = True) -> Ended:
     pair = agent.folder / "pair.py"
@@ -65,6 +70,14 @@ def test_findings_are_attributed_and_make_the_verdict_not_verified(agent: Agent)
         said = done.result["failures"].partition(f"{tool}: Invalid __global__ write of size 4 bytes")
         assert "scale_backward_kernel" in said[2] and "pair.py line 52" in said[2], done.result["failures"]
     assert "initcheck" not in done.result["failures"]
+
+
+def test_stores_that_race_with_themselves_are_told_and_leave_the_verdict(agent: Agent) -> None:
+    done = check(agent, SCRIPT.format(tools="racecheck", finding=REDUNDANT))
+    assert (done.code, done.result["verdict"]) == (0, "verified"), done.err
+    (race,) = done.result["sanitizer"][1]["redundant"]
+    assert (race["kernel"], race["line"]) == ("scale_backward_kernel", 52)
+    assert "racecheck: in scale_backward_kernel, line 52, lanes that hold one reduced value" in done.err
 
 
 def test_clean_reports_leave_the_verdict(agent: Agent) -> None:

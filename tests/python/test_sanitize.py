@@ -66,7 +66,7 @@ def test_report__finding_has_kind_kernel_and_line(text, what, kernel, line, time
     report = sanitize.parse(text)
     assert report["complete"]
     place = {"file": "/home/me/pair.py", "kernel": kernel, "line": line}
-    assert report["findings"] == [{"what": what, **place, "times": times}]
+    assert report["findings"] == [{"what": what, **place, "redundant": False, "times": times}]
 
 
 def test_report__clean__has_no_finding_and_is_complete():
@@ -95,6 +95,20 @@ def test_report__of_a_tool_that_says_it_missed_launches__tells_so():
         "Internal Sanitizer Error: The Sanitizer encountered an error while launching f and didn't track it."
     )
     assert sanitize.parse(f"========= {missed}\n{CLEAN}")["unseen"] == missed
+
+
+def test_report__store_that_races_with_itself__is_redundant():
+    itself = RACECHECK.replace("Read access at sum_kernel+0x310", "Write access at sum_kernel+0x2e0")
+    assert [one["redundant"] for one in sanitize.parse(itself)["findings"]] == [True]
+    another = RACECHECK.replace("Read access at", "Write access at")
+    of_both = RACECHECK.replace("sum_kernel+0x310", "sum_kernel+0x2e0")
+    more = itself.replace(
+        "[512 hazards]", "[5 hazards]\n=========     and Read access at sum_kernel+0x2e0 in p.py:9"
+    )
+    for text in (RACECHECK, another, of_both, more, INITCHECK):
+        assert [one["redundant"] for one in sanitize.parse(text)["findings"]] == [False]
+    both = sanitize.parse(itself.replace("========= RACECHECK SUMMARY", RACECHECK + "========= X"))
+    assert sorted(one["redundant"] for one in both["findings"]) == [False, True]
 
 
 PAIR = """

@@ -46,6 +46,8 @@ _NEW_PLACE = re.compile(
     r"\bat (?P<kernel>[\w<>:, ]+?)(?:\([^)]*\))?\+0x[0-9a-f]+(?: in (?P<file>.+?):(?P<line>\d+)\b)?"
 )
 _OLD_PLACE = re.compile(r"\bat 0x[0-9a-f]+ in (?P<file>.+?):(?P<line>\d+):(?P<kernel>[\w<>:]+)")
+# The first and the other accesses of a race, each with its kind and the address of its instruction.
+_RACE = re.compile(r"(?:reported between|^and) (?P<kind>Read|Write) access at (?P<at>\S+\+0x[0-9a-f]+)")
 _SUMMARY = re.compile(r"^(ERROR|RACECHECK) SUMMARY: (?P<count>\d+)")
 
 
@@ -128,7 +130,8 @@ class Watched:
             "complete": reason is None,
             "reason": reason,
             "seconds": round(spent, 1),
-            "findings": kept,
+            "findings": [one for one in kept if not one["redundant"]],
+            "redundant": [one for one in kept if one["redundant"]],
             "elsewhere": len(report["findings"]) - len(kept),
             "tail": "\n".join(lines[-5:])[-600:],
         }
@@ -203,9 +206,13 @@ def parse(text: str) -> dict[str, Any]:
     """A report's findings, each once, with how often it came; `complete` where the tool wrote its summary,
     `unseen` what it says it missed.
 
-    A summary that counts errors which no finding explains is a finding itself.
+    A summary that counts errors which no finding explains is a finding itself. A race of one store with
+    itself is `redundant`: lanes that hold one reduced value each write it to the one place in shared memory,
+    as Triton lowers a reduction whose layout is converted (triton-lang/triton, issue 7264). Their values may
+    differ in the last bit; no kernel's author can do anything about it.
     """
     found: list[dict[str, Any]] = []
+    races: list[set[tuple[str, str]]] = []  # accesses of each finding
     complete, counted, unseen = False, 0, None
     for line in text.splitlines():
         if not line.startswith(_PREFIX):
@@ -216,8 +223,12 @@ def parse(text: str) -> dict[str, Any]:
             complete, counted = True, int(summary["count"])
         elif _WHAT.match(said):
             found.append({"what": said, "kernel": None, "file": None, "line": None})
+            races.append(set())
         elif _UNSEEN.match(said):
             unseen = unseen or said[:300]
+        race = _RACE.search(said)
+        if race and races:
+            races[-1].add((race["kind"], race["at"]))
         place = _NEW_PLACE.search(said) or _OLD_PLACE.search(said)
         if place and found and found[-1]["kernel"] is None:
             found[-1] |= {
@@ -231,6 +242,9 @@ def parse(text: str) -> dict[str, Any]:
         found.append(
             {"what": f"{counted} errors without a description", "kernel": None, "file": None, "line": None}
         )
+        races.append(set())
+    for finding, accesses in zip(found, races, strict=True):
+        finding["redundant"] = {kind for kind, _ in accesses} == {"Write"} and len(accesses) == 1
     return {"complete": complete, "findings": _once(found), "unseen": unseen}
 
 
@@ -238,6 +252,6 @@ def _once(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Every thread reports for itself: one finding a kernel, line and kind is enough."""
     made: dict[tuple[Any, ...], dict[str, Any]] = {}
     for finding in found:
-        key = (finding["what"], finding["kernel"], finding["line"])
+        key = (finding["what"], finding["kernel"], finding["line"], finding["redundant"])
         made.setdefault(key, finding | {"times": 0})["times"] += 1
     return list(made.values())
