@@ -82,7 +82,9 @@ def lines(q, columns):
     PRECISION = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
     BLOCK, BLOCK_D = (max(16, triton.next_power_of_2(size)) for size in (L, D))
     sizes = (L, D, max(1, inner), stride, outer_stride, inner_stride, D**-0.5)
-    return (number, H), sizes, {"PRECISION": PRECISION, "BLOCK": BLOCK, "BLOCK_D": BLOCK_D}
+    tiles = {"PRECISION": PRECISION, "BLOCK": BLOCK, "BLOCK_D": BLOCK_D}
+    tiles["num_warps"] = 8 if q.element_size() > 2 else 4  # exact products hold their tiles in registers
+    return (number, H), sizes, tiles
 
 
 @autodiff(inputs_require_grad=(0, 1, 2))
