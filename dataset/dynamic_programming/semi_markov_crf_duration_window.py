@@ -97,17 +97,15 @@ def semi_crf(s, w, u, places):
 
 
 def reference(s, w, u, places):
-    results = []
-    for scores, n in zip(s, places.tolist(), strict=True):
-        c = torch.cat([torch.zeros_like(scores[:1]), scores.cumsum(0)])
-        z = [torch.zeros_like(scores[0])]
-        for t in range(1, n + 1):
-            longest = min(t, u.shape[0])
-            v = torch.stack([z[t - k] + c[t] - c[t - k] + u[k - 1] for k in range(1, longest + 1)])
-            a = v.logsumexp(0)
-            z.append((a[:, None] + w).logsumexp(0))
-        results.append(a.logsumexp(0))
-    return torch.stack(results)
+    c = torch.nn.functional.pad(s.cumsum(1), (0, 0, 1, 0))  # c[:, t] sums the scores in front of place t
+    z, ends = [torch.zeros_like(s[:, 0])], torch.zeros_like(s[:, 0])
+    for t in range(1, s.shape[1] + 1):
+        first = max(0, t - u.shape[0])
+        begun = torch.stack(z[first:t], dim=1) - c[:, first:t] + u[: t - first].flip(0)
+        a = c[:, t] + begun.logsumexp(1)
+        ends = torch.where(t == places[:, None], a, ends)
+        z.append((a[:, :, None] + w).logsumexp(1))
+    return ends.logsumexp(1)
 
 
 SWEEP = [{"B": 256, "T": 512, "K": 32, "L": 16}, {"B": 99, "T": 301, "K": 19, "L": 33}]

@@ -77,16 +77,14 @@ def structured_hinge(e, w, tags, tokens, margin=1.0):
 
 
 def reference(e, w, tags, tokens, margin=1.0):
-    losses = []
-    for b, n in enumerate(tokens.tolist()):
-        y = tags[b, :n]
-        costs = e[b, :n] + margin * (y[:, None] != torch.arange(e.shape[2], device=e.device))
-        a = costs[0]
-        for t in range(1, n):
-            a = costs[t] + (a[:, None] + w).max(dim=0).values
-        score = e[b, torch.arange(n, device=e.device), y].sum() + w[y[:-1], y[1:]].sum()
-        losses.append(a.max(dim=0).values - score)
-    return torch.stack(losses)
+    costs = e + margin * (tags[..., None] != torch.arange(e.shape[2], device=e.device))
+    a = costs[:, 0]
+    for t in range(1, e.shape[1]):
+        stepped = costs[:, t] + (a[:, :, None] + w).max(dim=1).values
+        a = torch.where(t < tokens[:, None], stepped, a)
+    there = torch.arange(e.shape[1], device=e.device) < tokens[:, None]
+    score = (e.gather(2, tags[..., None])[..., 0] * there).sum(dim=1)
+    return a.max(dim=1).values - score - (w[tags[:, :-1], tags[:, 1:]] * there[:, 1:]).sum(dim=1)
 
 
 SWEEP = [{"B": 2048, "T": 128, "L": 64}, {"B": 4001, "T": 61, "L": 19}]
