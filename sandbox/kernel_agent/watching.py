@@ -17,6 +17,7 @@ import triton
 
 from . import accesses, draw, tensors, vocabulary
 from .flow import Flow, start_of, tensors_of
+from .formulas import engine_may
 from .forward import Launch
 from .fresh_memory import poison
 from .guards import Guards
@@ -28,61 +29,7 @@ from .summands import TOLD as SEVERAL
 _ALLOCATIONS = frozenset(
     {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}
 )
-# Sums and casts are honest of anybody (agent/core/conduct.c), but for what flow.py says of some.
-_ACCUMULATION = frozenset({"aten::add", "aten::add_", "aten::sum", "aten::_to_copy"})
 _ADDS = frozenset({"aten::add", "aten::add_"})
-# Of two the larger or the smaller one, and half for each where they are equal.
-_CHOSEN = "aten::div aten::eq aten::ge aten::gt aten::le aten::lt aten::masked_fill_ aten::where"
-# What autograd's formula for an operation of the stub computes with. The stub's kernels are the candidate's
-# work, these are not. None of operations that are honest of a candidate's own backward and whose formula is
-# not, as an index, which is differentiated by a scatter: it might be differentiated there.
-_FORMULAS = {
-    "aten::add": "aten::mul aten::sum",
-    "aten::sub": "aten::mul aten::neg aten::sum",
-    "aten::rsub": "aten::mul aten::neg aten::sum",
-    "aten::neg": "aten::neg",
-    "aten::mul": "aten::mul aten::sum",
-    "aten::div": "aten::div aten::mul aten::neg aten::sum",
-    "aten::mean": "aten::div",
-    "aten::exp": "aten::mul",
-    "aten::log": "aten::div",
-    "aten::logsumexp": "aten::exp aten::mul aten::sub",
-    "aten::cumsum": "aten::cumsum",
-    "aten::log1p": "aten::div",
-    "aten::pow": "aten::mul aten::pow",
-    "aten::sqrt": "aten::div aten::mul",
-    "aten::rsqrt": "aten::mul aten::pow",
-    "aten::reciprocal": "aten::mul aten::neg",
-    "aten::sin": "aten::cos aten::mul",
-    "aten::cos": "aten::mul aten::neg aten::sin",
-    "aten::abs": "aten::mul aten::sgn",
-    "aten::relu": "aten::threshold_backward",
-    "aten::leaky_relu": "aten::leaky_relu_backward",
-    "aten::gelu": "aten::gelu_backward",
-    "aten::silu": "aten::silu_backward",
-    "aten::sigmoid": "aten::sigmoid_backward",
-    "aten::tanh": "aten::tanh_backward",
-    "aten::softplus": "aten::softplus_backward",
-    "aten::_softmax": "aten::_softmax_backward_data",
-    "aten::_log_softmax": "aten::_log_softmax_backward_data",
-    "aten::native_layer_norm": "aten::native_layer_norm_backward",
-    "aten::mm": "aten::mm",
-    "aten::bmm": "aten::bmm",
-    "aten::addmm": "aten::mm aten::mul aten::sum",
-    "aten::where": "aten::where",
-    "aten::masked_fill": "aten::masked_fill",
-    "aten::clamp": "aten::ge aten::le aten::logical_and_ aten::where",
-    "aten::maximum": _CHOSEN,
-    "aten::minimum": _CHOSEN,
-    "aten::amax": "aten::div aten::eq aten::mul aten::sum",
-    "aten::amin": "aten::div aten::eq aten::mul aten::sum",
-    "aten::linalg_vector_norm": "aten::div aten::eq aten::masked_fill_ aten::mul",
-    "aten::embedding": "aten::embedding_dense_backward",
-    "aten::gather": "aten::scatter_add",
-    "aten::slice": "aten::slice_backward",
-    "aten::select": "aten::select_backward",
-    "aten::_to_copy": "aten::_to_copy",
-}
 # Honest of anybody, whatever the values (agent/core/conduct.c): not worth a look at them.
 _MOVES = words(
     "clone _to_copy copy_ cat stack sum fill_ zero_ constant_pad_nd flip repeat index index_select"
@@ -162,17 +109,6 @@ class Poison(Mode):
         """The same of a method that no dispatcher sees."""
         if self.flow is not None and self.flow.matters(tensor):
             self.count(name)
-
-
-def engine_may(stub: Iterable[str]) -> frozenset[str]:
-    """Operations that are no candidate's where autograd's engine does them: sums, and the stub's own
-    differentiated.
-
-    The entry's forward may do no torch operation more often than the stub, so what the engine differentiates
-    is the stub's.
-    """
-    formulas = " ".join(_FORMULAS.get(name.removesuffix("_"), "") for name in stub)
-    return _ACCUMULATION | frozenset(formulas.split())
 
 
 class Hanging:

@@ -23,12 +23,13 @@ import torch
 from .. import devices, draw, tensors, vary, witness
 from ..errors import Unusable, wrap
 from ..flow import Flow, unseen
+from ..formulas import engine_may
 from ..forward import Forward, launch_intercept, load
 from ..guards import Guards
 from ..launches import configuration, try_every_configuration
 from ..layout import overlap, repeats
 from ..source import backward_starts
-from ..watching import NOT_THE_CANDIDATES, Computed, Hanging, Launches, Poison, Watch, engine_may
+from ..watching import NOT_THE_CANDIDATES, Computed, Hanging, Launches, Poison, Watch
 from . import budget
 from .questions import QUESTIONS, Graph, same_value
 from .traffic import Counter
