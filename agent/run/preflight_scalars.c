@@ -62,8 +62,9 @@ static void take_answer(struct ka_run *run, struct ka_fan *fan, size_t i, json_t
         return;
     ka_fan_find(fan, (json_int_t)i, &found);
     bool agrees = ka_preflight_agrees(&found, &error);
-    const char *why = ka_text_of(error, "message", "not taken");
-    if (agrees) {
+    bool unheard = agrees && json_is_true(json_object_get(found.entry, "unheard"));
+    const char *why = unheard ? "the outputs stay the same" : ka_text_of(error, "message", "not taken");
+    if (agrees && !unheard) {
         json_array_append_new(out->varied,
                               json_pack("{s:O, s:O, s:O*}", "name", json_object_get(scalar, "name"), "way",
                                         json_object_get(scalar, "way"), "values", values));

@@ -75,7 +75,13 @@ SQUARE = "\n\ndef reference(x):\n    return x * x\n"
 STRAIGHT = SMALL.replace("    y = torch", "    x = x + (torch.round(x) - x).detach()\n    y = torch", 1)
 # What has no memory anywhere no oracle can compare: it fails itself, which says nothing about the forward.
 FAILS = SQUARE.replace("x * x", '(x * x).to("meta") if x.numel() WHERE else x * x')
+# Whole numbers: one is nothing to the outputs, as a size that the tensors tell; the other is.
+NUMBERS = SMALL.replace("def square(x)", "def square(x, size, times)").replace(
+    "    x = x.contiguous()\n    y = torch", "    x = times * x.contiguous()\n    y = torch", 1
+)
+NUMBERS = NUMBERS.replace("dtype=dtype),)", 'dtype=dtype), dims["N"], 3)')
 NO_ERRORS = {
+    "numbers": NUMBERS,
     "agree": SMALL + SQUARE,
     "cannot tell": STRAIGHT,
     "reference raises": SMALL + SQUARE.replace("x * x", "x.no_such_thing"),
@@ -111,6 +117,14 @@ def test_oracles_that_agree_are_in_the_result_and_the_report(ended: dict[str, tu
     assert differences["dims"] == {"N": 24}
     report = (Path(result["run_dir"]) / "report.md").read_text()
     assert "| finite differences against the oracle | agree: 4 slopes agree, 0 tell nothing |" in report
+
+
+def test_a_whole_number_that_changes_no_output_is_not_varied(ended: dict[str, tuple[Any, str]]) -> None:
+    result, _ = ended["numbers"]
+    assert result["exit_code"] == 0
+    scalars = result["oracles"]["scalars"]
+    assert {one["name"] for one in scalars["varied"]} == {"times"}
+    assert scalars["never_varied"] == {"size": "the outputs stay the same"}
 
 
 def test_differences_that_cannot_tell_are_no_agreement(ended: dict[str, tuple[Any, str]]) -> None:

@@ -219,6 +219,8 @@ class Case:
         made |= {f"out/{at}": exact.value(ref).detach().double() for at, ref in recording.refs.items()}
         made |= {f"grad/{name}": grad for name, grad in gradients.items()}
         result = self.describe(recording, exact)
+        if self.scalar is not None:
+            result["unheard"] = self.is_unheard(recording)
         exact.release()
         result["free"], parts = self.free(recording, gradients)
         made |= {f"passed/{name}": values for name, values in parts.items()}
@@ -388,6 +390,19 @@ class Case:
             return
         self.require_each_taken()
         self.require_same_function([output.value for output in recording.outputs if is_tensor(output)])
+
+    def is_unheard(self, recording: Recording) -> bool:
+        """Whether a whole number that has another value here is nothing to the outputs. It may be a size, which
+        has that one value beside these tensors: a group norm that is told its channels, and takes 7 for 6."""
+        assert self.scalar is not None
+        value = recording.bound[self.scalar["name"]]
+        if isinstance(value, bool) or not isinstance(value, int):
+            return False
+        usual = copy.copy(self)
+        usual.scalar = None
+        made = usual.outputs_of(usual.arguments(self.dtype))
+        found = [output.value for output in recording.outputs if is_tensor(output)]
+        return len(made) == len(found) and all(map(same_values, made, found))
 
     def require_each_taken(self) -> None:
         """The same of each layout alone, among usual values: where others are constant, say, a forward that
