@@ -392,8 +392,9 @@ class Case:
         self.require_same_function([output.value for output in recording.outputs if is_tensor(output)])
 
     def is_unheard(self, recording: Recording) -> bool:
-        """Whether a whole number that has another value here is nothing to the outputs. It may be a size, which
-        has that one value beside these tensors: a group norm that is told its channels, and takes 7 for 6."""
+        """Whether a whole number that has another value here is nothing to the outputs. It may be a size,
+        which has that one value beside these tensors: a group norm that is told its channels, and takes 7
+        for 6."""
         assert self.scalar is not None
         value = recording.bound[self.scalar["name"]]
         if isinstance(value, bool) or not isinstance(value, int):
