@@ -380,11 +380,13 @@ def _site(
     builder, kernel = read()
     if _note_indices(builder, args):
         builder, kernel = read()
-    loaded = [n for n in dict.fromkeys(one[0].attrs["name"] for one in builder.loaded) if n in given]
+    kept = {n for n in kernel.inplace if not args[n].active and _is_left(fwd, host, call, passed.get(n))}
+    read_of = dict.fromkeys(one[0].attrs["name"] for one in builder.loaded)
+    loaded = [n for n in read_of if n in given and n not in kept]
     if _note_choices(launch, args, values_of, {n: _expression(call, params, n) for n in loaded}):
         reads_active = True
         builder, kernel = read()
-    added = [n for n in kernel.inplace if not args[n].active and _is_float(args[n])]
+    added = [n for n in kernel.inplace - kept if not args[n].active and _is_float(args[n])]
     if reads_active and added:  # what a launch adds to may be constant here, and not in another call
         for name in added:
             args[name].active = True
@@ -401,6 +403,8 @@ def _site(
     builder.g.sized, builder.g.strides = _sized(site), _strides(site)
     _note_tables(site, builder, taken)
     for name in sorted(site.written, key=lambda n: n in site.tables):  # tables last: they are many tensors
+        if name in kept:
+            continue
         values = _tensors(site, launch, name, taken)
         written = [s for s in stores if s.base.attrs["name"] == name]
         if name in given and name not in site.tables and all(map(_asked_for, written)):
@@ -531,6 +535,40 @@ def _note_choices(launch: Launch, args: dict[str, Arg], host: Host, loaded: dict
         # So that what is made of it is seen to have one, too.
         _Mark.apply(1, launch.args[name], torch.zeros((), requires_grad=True))
     return bool(found)
+
+
+def _is_left(fwd: Forward, host: ast.FunctionDef, call: ast.Call, passed: ast.expr | None) -> bool:
+    """Whether the stub changes a tensor of its caller's and does no more with it: running statistics. Autograd
+    hears nothing of that; a Function that returned it would have to mark it as changed, which torch takes of
+    no leaf that wants a gradient and of no view."""
+    if host.name != fwd.stub_name or not isinstance(passed, ast.Name):
+        return False
+    name, above = passed.id, {child: node for node in ast.walk(host) for child in ast.iter_child_nodes(node)}
+    params = {a.arg for a in (*host.args.posonlyargs, *host.args.args, *host.args.kwonlyargs)}
+    node: ast.AST = call
+    while (node := above[node]) is not host:
+        if isinstance(node, ast.For | ast.While | ast.Lambda | ast.FunctionDef):
+            return False
+    return name in params and all(
+        use is passed or _only_asks(use, above)
+        for use in ast.walk(host)
+        if isinstance(use, ast.Name) and use.id == name
+    )
+
+
+def _only_asks(use: ast.Name, above: dict[ast.AST, ast.AST]) -> bool:
+    """Whether a name is assigned to, asked for, or stands for itself: `x = y if x is None else x`."""
+    if isinstance(use.ctx, ast.Store):
+        return True
+    parent = above[use]
+    if isinstance(parent, ast.Compare):
+        return all(isinstance(op, ast.Is | ast.IsNot) for op in parent.ops)
+    if isinstance(parent, ast.Attribute):
+        return parent.attr in ("shape", "stride", "numel", "size", "dtype", "device", "is_contiguous")
+    if isinstance(parent, ast.IfExp):
+        assigned = above[parent]
+        return isinstance(assigned, ast.Assign) and [ast.unparse(t) for t in assigned.targets] == [use.id]
+    return False
 
 
 def _note_held(site: Site, builder: Builder, name: str) -> None:
