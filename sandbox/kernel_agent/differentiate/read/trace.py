@@ -36,6 +36,7 @@ from .home import Home, asked_by, home_of, rules_of
 from .host_functions import HostFunctions
 from .host_values import Host
 from .kernel_values import language_name
+from .left import is_left
 from .normalise import Builder
 from .parted import CONSTRUCT
 
@@ -380,7 +381,9 @@ def _site(
     builder, kernel = read()
     if _note_indices(builder, args):
         builder, kernel = read()
-    kept = {n for n in kernel.inplace if not args[n].active and _is_left(fwd, host, call, passed.get(n))}
+    kept = {
+        n for n in kernel.inplace if not args[n].active and is_left(fwd.stub_name, host, call, passed.get(n))
+    }
     read_of = dict.fromkeys(one[0].attrs["name"] for one in builder.loaded)
     loaded = [n for n in read_of if n in given and n not in kept]
     if _note_choices(launch, args, values_of, {n: _expression(call, params, n) for n in loaded}):
@@ -535,40 +538,6 @@ def _note_choices(launch: Launch, args: dict[str, Arg], host: Host, loaded: dict
         # So that what is made of it is seen to have one, too.
         _Mark.apply(1, launch.args[name], torch.zeros((), requires_grad=True))
     return bool(found)
-
-
-def _is_left(fwd: Forward, host: ast.FunctionDef, call: ast.Call, passed: ast.expr | None) -> bool:
-    """Whether the stub changes a tensor of its caller's and does no more with it: running statistics. Autograd
-    hears nothing of that; a Function that returned it would have to mark it as changed, which torch takes of
-    no leaf that wants a gradient and of no view."""
-    if host.name != fwd.stub_name or not isinstance(passed, ast.Name):
-        return False
-    name, above = passed.id, {child: node for node in ast.walk(host) for child in ast.iter_child_nodes(node)}
-    params = {a.arg for a in (*host.args.posonlyargs, *host.args.args, *host.args.kwonlyargs)}
-    node: ast.AST = call
-    while (node := above[node]) is not host:
-        if isinstance(node, ast.For | ast.While | ast.Lambda | ast.FunctionDef):
-            return False
-    return name in params and all(
-        use is passed or _only_asks(use, above)
-        for use in ast.walk(host)
-        if isinstance(use, ast.Name) and use.id == name
-    )
-
-
-def _only_asks(use: ast.Name, above: dict[ast.AST, ast.AST]) -> bool:
-    """Whether a name is assigned to, asked for, or stands for itself: `x = y if x is None else x`."""
-    if isinstance(use.ctx, ast.Store):
-        return True
-    parent = above[use]
-    if isinstance(parent, ast.Compare):
-        return all(isinstance(op, ast.Is | ast.IsNot) for op in parent.ops)
-    if isinstance(parent, ast.Attribute):
-        return parent.attr in ("shape", "stride", "numel", "size", "dtype", "device", "is_contiguous")
-    if isinstance(parent, ast.IfExp):
-        assigned = above[parent]
-        return isinstance(assigned, ast.Assign) and [ast.unparse(t) for t in assigned.targets] == [use.id]
-    return False
 
 
 def _note_held(site: Site, builder: Builder, name: str) -> None:
