@@ -95,3 +95,20 @@ def test_statistics_as_they_were__are_what_the_backward_has(write: Callable[[str
     result = draft(file, {"M": 6, "C": 5})
     assert "mark_dirty(y_ptr)" in result["backward"]
     assert_right(file, result, [({"M": m, "C": c}, "normal") for m, c in ((6, 5), (16, 1), (1, 3))])
+
+
+def test_input_in_place_of_statistics_that_nobody_keeps__is_not_changed(write: Callable[[str], Path]) -> None:
+    """None are wanted: x stands there, which no launch touches as long as it is so."""
+    text = FORWARD.replace("x.new_zeros(C) if mean is None", "x if mean is None", 1)
+    text = text.replace(
+        "    if train:", "    if train:\n        mean = tl.sum(x, axis=0) / M\n    if track:", 1
+    )
+    text = text.replace("        mean = tl.sum(x, axis=0) / M\n        kept", "        kept", 1)
+    text = text.replace("    else:\n        mean = tl.load", "    if not train:\n        mean = tl.load", 1)
+    text = text.replace("train: tl.constexpr,", "train: tl.constexpr, track: tl.constexpr,", 1)
+    text = text.replace("train=train,", "train=train, track=mean is not x,", 1)
+    file = write(re.sub(r"return x, torch.zeros.*", "return x, None, True", text))
+    result = draft(file, {"M": 6, "C": 5})
+    assert "mark_dirty(y_ptr)" in result["backward"]
+    assert "mean_ptr if track else None" in result["backward"]  # then it must lie elsewhere
+    assert_right(file, result, [({"M": m, "C": c}, "normal") for m, c in ((6, 5), (16, 1), (1, 3))])

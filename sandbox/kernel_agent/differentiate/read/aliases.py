@@ -34,7 +34,7 @@ class Aliases(Values):
                     continue
                 if store.region.excludes(read[3], is_static):
                     continue
-                if base is not other and self.untaken(read[3]):
+                if base is not other and (self.untaken(read[3]) or self.untaken(store.region)):
                     continue
                 pairs.append((store, read))
                 if base is other and base.op == "param" and name not in self.added:

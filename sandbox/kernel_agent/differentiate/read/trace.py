@@ -84,6 +84,7 @@ class Site:
     overwritten: set[str] = field(default_factory=set)
     # inputs whose elements share memory, and which the call does not return as they are
     expanded: set[str] = field(default_factory=set)
+    left: list[str] = field(default_factory=list)  # written, and no outputs: left.py
     held: list[str] = field(default_factory=list)  # outputs whose values lose their gradient: _note_held()
     # The launches here that calls with other sizes make.
     others: Callable[[], list[Launch]] = list
@@ -381,9 +382,13 @@ def _site(
     builder, kernel = read()
     if _note_indices(builder, args):
         builder, kernel = read()
-    kept = {
-        n for n in kernel.inplace if not args[n].active and is_left(fwd.stub_name, host, call, passed.get(n))
-    }
+    stored = {s.base.attrs["name"] for s in builder.stored if not builder.untaken(s.region)}
+    kept = {n for n in kernel.inplace if not args[n].active or n not in stored}
+    kept = {n for n in kept if is_left(fwd.stub_name, host, call, passed.get(n))}
+    if any(args[name].active for name in kept):  # a tensor that stands there because none is needed
+        for name in kept:
+            args[name].active = False
+        builder, kernel = read()
     read_of = dict.fromkeys(one[0].attrs["name"] for one in builder.loaded)
     loaded = [n for n in read_of if n in given and n not in kept]
     if _note_choices(launch, args, values_of, {n: _expression(call, params, n) for n in loaded}):
@@ -407,6 +412,7 @@ def _site(
     _note_tables(site, builder, taken)
     for name in sorted(site.written, key=lambda n: n in site.tables):  # tables last: they are many tensors
         if name in kept:
+            site.left.append(name)
             continue
         values = _tensors(site, launch, name, taken)
         written = [s for s in stores if s.base.attrs["name"] == name]

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..ir import counts
-from ..ir.nodes import Node, Region, nodes_in, real
+from ..ir.nodes import Node, Region, Store, nodes_in, real, walk
 from ..ir.refusal import Refusal
 from ..ir.spelling import INFIX, call_name, choice, gradient_name, upstream_name
 from ..ir.values import is_static
@@ -522,22 +522,24 @@ class FunctionText:
                 loads.setdefault(node.args[0].attrs["name"], []).append(node)
         read = []
         for name in site.given_names:
-            if name not in loads or name in written:
+            if name not in loads or name in written or name in site.left:
                 continue
             if args[name].storage not in memory:
                 read.append(name)
-            elif flag := self.flag_of(loads[name]):
+            elif flag := self.flag_of([load.home for load in loads[name]]):
                 read.append(f"{name} if {flag} else None")
+        for name in site.left:
+            stores = [e for e in walk(site.kernel.effects) if isinstance(e, Store)]
+            flag = self.flag_of([s.region for s in stores if s.base.attrs["name"] == name])
+            written.append(f"{name} if {flag} else None" if flag else name)
         return (read, written) if written else ([], [])
 
-    def flag_of(self, loads: list[Node]) -> str | None:
-        """What a launch asks before each of these loads, which the traced one leaves out: None where that is
-        not known."""
+    def flag_of(self, regions: list[Region]) -> str | None:
+        """What a launch asks before all that is done in these, which the traced one leaves out: None where
+        that is not known."""
         g, asked = self.site.kernel.graph, []
-        for load in loads:
-            conds = [
-                (r.cond, r.positive) for r in load.home.chain() if r.cond is not None and is_static(r.cond)
-            ]
+        for region in regions:
+            conds = [(r.cond, r.positive) for r in region.chain() if r.cond is not None and is_static(r.cond)]
             asked.append(
                 {(c, p) for c, p in conds if g.concrete(c) is not None and bool(g.concrete(c)) is not p}
             )
