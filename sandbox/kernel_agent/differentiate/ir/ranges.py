@@ -77,22 +77,28 @@ class Ranges:
         return low, high
 
     def _where(self, choice: Node, at: int, known: Range) -> Range:
-        """The range of a value where it is chosen: what is asked of it, or of what it negates, holds there."""
+        """The range of a value where it is chosen: what is asked of it, of what it negates, or of the two
+        that it is the difference of, holds there."""
         cond, value = choice.args[0], choice.args[at]
         if cond.op != "compare":
             return known
         x, limit = (beneath(arg, *SPREAD) for arg in cond.args)
         cmp = cond.attrs["cmp"]
-        if limit.op != "const" or cmp not in ("<", "<=", ">", ">="):
+        if cmp not in ("<", "<=", ">", ">="):
             return known
         above = (cmp in (">", ">=")) is (at == 1)
-        bound = self._of(limit)
-        low, high = (bound[0], math.inf) if above else (-math.inf, bound[1])
         value = beneath(value, *SPREAD)
-        if value.op == "neg" and beneath(value.args[0], *SPREAD) is x:
-            low, high = -high, -low
-        elif value is not x:
+        bound = (0.0, 0.0)
+        if value.op == "sub" and {x, limit} == {beneath(arg, *SPREAD) for arg in value.args}:
+            negated = beneath(value.args[0], *SPREAD) is not x
+        elif limit.op == "const" and (
+            value is x or (value.op == "neg" and beneath(value.args[0], *SPREAD) is x)
+        ):
+            negated, bound = value is not x, self._of(limit)
+        else:
             return known
+        low, high = (bound[0], math.inf) if above else (-math.inf, bound[1])
+        low, high = (-high, -low) if negated else (low, high)
         return max(low, known[0]), min(high, known[1])
 
     def _of_reduced(self, node: Node, inner: Range) -> Range:

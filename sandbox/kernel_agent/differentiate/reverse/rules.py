@@ -25,7 +25,7 @@ from ..ir.simplify import is_zero
 from ..read import language
 from . import derivatives
 from .padding import TAME, dead_lanes_hurt, value_hurts
-from .saturation import GROWS, POWERS, settled, sums_powers
+from .saturation import GROWS, LOGARITHMS, POWERS, settled, sources, sums_powers
 
 Contributions = Iterator[tuple[Node, Node]]
 RULES: dict[str, Callable[[Graph, Node, Node], Contributions]] = {}
@@ -125,13 +125,6 @@ def unless_left_out(g: Graph, d: Node, contribution: Callable[[Node], Node], div
         return contribution(d)
     asked, made = sources(below.args[0]), sources(divisor)
     return contribution(d) if asked.isdisjoint(made) else chosen(g, d, contribution)
-
-
-def sources(node: Node) -> set[Node]:
-    """What is loaded, summed or carried that a value is made of, lane by lane."""
-    ends = ("load", "reduce", "loopout", "phi", "ifout")
-    found = reachable([node], lambda one: () if one.op in ends else one.args)
-    return {one for one in found if one.op in ends}
 
 
 def chosen_at(d: Node) -> Node:
@@ -515,9 +508,11 @@ def _(g: Graph, n: Node, d: Node) -> Contributions:
 def saturates(g: Graph, n: Node) -> bool:
     """Whether a function's derivative may be infinite where its adjoint is 0, and contributes nothing."""
     name = n.attrs["fn"]
-    if name.startswith("log"):
+    if name in LOGARITHMS:
         return n in g.saturated and sums_powers(n.args[0])
-    return (n in g.saturated and name in GROWS) or (name == "pow" and not g.saturated.isdisjoint((n, *n.args)))
+    return (n in g.saturated and name in GROWS) or (
+        name == "pow" and not g.saturated.isdisjoint((n, *n.args))
+    )
 
 
 @rule_of("fmod")

@@ -5,14 +5,17 @@
     y = log(1 + exp(log(s) - x))   0 where the exponentials that s sums are all 0, and log(s) -infinite
 
 The adjoint that comes back is 0 there, and times an infinite value it would be no number. But what has
-overflowed changes no more with its argument, nor does a sum of exponentials that are all 0: the kernel computes
-a constant there, and where that is right the derivative is 0, as the rules take it for nodes that are found
-here: 0 where the adjoint is exactly 0, and no other. An output that is infinite itself, or a derivative that
-is, keeps its NaN. log(0) of what is no such sum is one point, and not a constant: it keeps its NaN too.
+overflowed does not change with its argument any more, nor does a sum of exponentials that are all 0: the
+kernel computes a constant there. Where that is right its derivative is 0, which the rules give for the nodes
+found here: 0 where the adjoint is exactly 0, and nowhere else. Where an output is infinite the gradient
+stays no number, also where functions that grow slowly, as log does, hide it (`is_closed`). log(0) of what is
+no such sum is one point and no constant: its derivative may be 1 there, and stays no number.
 
-A value counts where exp (and the like) of something without a bound leads to it and on to a function that makes
-a number of it, lane by lane; not through sums over lanes or through loops. Where only a maximum, a minimum or
-a choice drops the infinite value, the rules drop its adjoint by the same condition (`rules.chosen`).
+A value counts where exp (and the like) of something without a bound leads to it and on to a function that
+makes a number of it, lane by lane; not through sums over lanes or through loops. Where only a maximum, a
+minimum or a choice drops the infinite value, and it has no other use, the rules drop its adjoint by the same
+condition (`rules.chosen`). Which values are found decides on text and on NaN alone: 0 is right for any value
+that is infinite where its adjoint is 0.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from collections.abc import Iterator
 
 from ..ir.graph import Graph
 from ..ir.kinds import MOVING, words
-from ..ir.nodes import Node, beneath, nodes_in, operands
+from ..ir.nodes import Node, beneath, nodes_in, operands, reachable
 from ..ir.ranges import ALL, Ranges
 from ..ir.simplify import is_zero
 from ..ir.values import Kernel
@@ -31,18 +34,18 @@ LARGE = 80.0  # exp of less is finite in every type but float16, which no GPU ta
 SQUASHED = 0  # beside the signs of infinity: made a number of
 POWERS = {"exp": 1.0, "exp2": math.log(2), "exp10": math.log(10)}  # what is exp(factor * x)
 GROWS = POWERS | {"expm1": 1.0, "cosh": 1.0, "sinh": 1.0}
+SLOW = words("log log2 log10 log1p sqrt cbrt asinh acosh pow")
+LOGARITHMS = ("log", "log2", "log10")
 BOTH = (1, -1)
 State = tuple[Node, int]  # a value, and the sign of its infinity
-# What functions make of infinity and of minus infinity.
-ENDS: dict[str, dict[int, int]] = {
-    **dict.fromkeys(POWERS, {1: 1, -1: SQUASHED}),
-    "expm1": {1: 1, -1: SQUASHED},
-    **dict.fromkeys(("sigmoid", "tanh", "erf", "erfc", "atan", "normcdf"), {1: SQUASHED, -1: SQUASHED}),
-    "rcbrt": {1: SQUASHED, -1: SQUASHED},
-    **dict.fromkeys(("rsqrt", "erfcx"), {1: SQUASHED}),
-    **dict.fromkeys(words("log log2 log10 log1p sqrt acosh"), {1: 1}),
-    **dict.fromkeys(("cbrt", "asinh", "sinh"), {1: 1, -1: -1}),
-    **dict.fromkeys(("abs", "cosh"), {1: 1, -1: 1}),
+# What functions make of infinity, and of minus infinity.
+ENDS: dict[str, tuple[int | None, int | None]] = {
+    **dict.fromkeys((*POWERS, "expm1"), (1, SQUASHED)),
+    **dict.fromkeys(words("sigmoid tanh erf erfc atan normcdf rcbrt"), (SQUASHED, SQUASHED)),
+    **dict.fromkeys(("rsqrt", "erfcx"), (SQUASHED, None)),
+    **dict.fromkeys(words("log log2 log10 log1p sqrt acosh"), (1, None)),
+    **dict.fromkeys(("cbrt", "asinh", "sinh"), (1, -1)),
+    **dict.fromkeys(("abs", "cosh"), (1, 1)),
 }
 
 
@@ -81,6 +84,13 @@ def settled(g: Graph, d: Node, contribution: Node) -> Node:
     return sign(g.where(dead, g.number(0), beneath(contribution, "neg")))
 
 
+def sources(node: Node) -> set[Node]:
+    """What is loaded, summed or carried that a value is made of, lane by lane."""
+    ends = ("load", "reduce", "loopout", "phi", "ifout")
+    found = reachable([node], lambda one: () if one.op in ends else one.args)
+    return {one for one in found if one.op in ends}
+
+
 class _Search:
     def __init__(self, kernel: Kernel) -> None:
         self.ranges = Ranges()
@@ -90,6 +100,8 @@ class _Search:
             for part in operands(node):
                 if isinstance(part, Node):
                     self.users.setdefault(part, []).append(node)
+        effects = (item for item in reachable(kernel.effects) if not isinstance(item, Node))
+        self.kept = {part for item in effects for part in operands(item) if isinstance(part, Node)}
 
     def starts(self, node: Node) -> Iterator[int]:
         """The infinities that begin at a value."""
@@ -102,9 +114,8 @@ class _Search:
                 yield 1
             if low * GROWS[name] < -LARGE and name in ("cosh", "sinh"):
                 yield 1 if name == "cosh" else -1
-        elif name in ("log", "log2", "log10") and sums_powers(node.args[0]):
-            if self.ranges.of(node.args[0])[0] <= 0:
-                yield -1
+        elif name in LOGARITHMS and sums_powers(node.args[0]) and self.ranges.of(node.args[0])[0] <= 0:
+            yield -1
 
     def squashed_from(self, start: Node, sign: int) -> set[Node]:
         """What lies between a value and functions that make numbers of its infinity."""
@@ -114,13 +125,13 @@ class _Search:
         while stack:
             state = stack.pop()
             for user in self.users[state[0]]:
-                for made in self.step(user, *state, start):
+                for made in self.step(user, *state, start) or ():
                     after = (user, made)
                     if made == SQUASHED:
                         ends.append(state)
                     elif after in before:
                         before[after].append(state)
-                    else:
+                    elif not is_slow(user) or self.is_closed(user, made, start):
                         before[after] = [state]
                         stack.append(after)
         found: set[State] = set()
@@ -131,12 +142,31 @@ class _Search:
                 ends += before[state]
         return {node for node, _ in found}
 
-    def step(self, user: Node, node: Node, sign: int, start: Node) -> tuple[int, ...]:
-        """What an operation makes of an infinite argument: signs, or SQUASHED; nothing where it is not
-        followed."""
+    def is_closed(self, node: Node, sign: int, start: Node) -> bool:
+        """Whether nothing else than numbers is made of an infinity: no output is infinite by it."""
+        seen: set[State] = {(node, sign)}
+        stack = list(seen)
+        while stack:
+            state = stack.pop()
+            if state[0] in self.kept:
+                return False
+            for user in self.users[state[0]]:
+                made = self.step(user, *state, start)
+                if made is None:
+                    return False
+                more = {(user, one) for one in made if one != SQUASHED} - seen
+                seen |= more
+                stack += more
+        return True
+
+    def step(self, user: Node, node: Node, sign: int, start: Node) -> tuple[int, ...] | None:
+        """What an operation makes of an infinite argument: signs, or SQUASHED; nothing where it drops it, or
+        has no derivative; None where it is not followed."""
         op, args = user.op, user.args
+        if not user.is_float or (op == "where" and node not in args[1:]):
+            return ()
         if op in MOVING or op in ("cast", "ifout"):
-            return (sign,) if user.is_float and node.is_float else ()
+            return (sign,)
         if op in ("neg", "add", "sub"):
             return (-sign,) if op == "neg" or (op == "sub" and args[1] is node) else (sign,)
         if op == "mul":
@@ -149,12 +179,15 @@ class _Search:
         if op in ("maximum", "minimum", "clamp"):
             return () if self.is_chain(start, node) else (SQUASHED,)
         if op == "where":
-            dropped = bounds(self.ranges, user, node, start) and self.is_chain(start, node)
-            return () if args[0] is node or dropped else (sign,)
+            if not self.is_chain(start, node):
+                decides = not sources(args[0]).isdisjoint(sources(start))
+                return (sign, SQUASHED) if decides else (sign,)
+            return () if bounds(self.ranges, user, node, start) else (sign,)
         if op == "call" and user.attrs["fn"] == "pow":
             return self.power(user, node, sign)
-        made = ENDS.get(user.attrs["fn"], {}).get(sign) if op == "call" else None
-        return () if made is None else (made,)
+        ends = ENDS.get(user.attrs["fn"]) if op == "call" else None
+        made = ends and ends[sign < 0]
+        return None if made is None else (made,)
 
     def is_chain(self, start: Node, node: Node) -> bool:
         """Whether one value is made of another, that of nothing else, and so on."""
@@ -166,13 +199,17 @@ class _Search:
         low, high = self.ranges.of(factor)
         return (sign,) if low >= 0 else (-sign,) if high <= 0 else BOTH
 
-    def power(self, user: Node, node: Node, sign: int) -> tuple[int, ...]:
+    def power(self, user: Node, node: Node, sign: int) -> tuple[int, ...] | None:
         base, exponent = user.args
         if base is not node or exponent is node:
-            return ()
+            return None
         low, high = self.ranges.of(exponent)
-        ends = (SQUASHED,) * (low < 0) + ((1,) if sign > 0 else BOTH) * (high > 0)
-        return ends
+        return (SQUASHED,) * (low < 0) + ((1,) if sign > 0 else BOTH) * (high > 0)
+
+
+def is_slow(node: Node) -> bool:
+    """Whether a function's derivative is 0 where its value is infinite, which hides that it is."""
+    return node.op == "call" and node.attrs["fn"] in SLOW
 
 
 def bounds(ranges: Ranges, choice: Node, node: Node, start: Node) -> bool:
