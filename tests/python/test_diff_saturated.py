@@ -1,5 +1,5 @@
-"""Gradients far out, where an exponential is infinite, or all of a sum are 0, and the output is a number: they
-are those of float64, by formulas that are stable."""
+"""Gradients far out, where an exponential is infinite, or all that are summed are 0, and the output is a
+number: they are those of float64, by formulas that are stable."""
 
 from __future__ import annotations
 
@@ -250,7 +250,7 @@ def make_args(dims, device="cuda", dtype=torch.float32):
 def test_loss__of_rows_whose_other_exponentials_are_0__has_a_gradient(
     scale: float, width: int, write: Write
 ) -> None:
-    """The sum leaves the target out: its logarithm is -infinite where the target is ahead by 104, or alone."""
+    """The sum leaves the target out: its logarithm is -infinite where the target is far ahead, or alone."""
     file = write(ROWS)
     pair = file.with_name("pair.py")
     pair.write_text(pair_text(ROWS, draft(file, {"M": 5, "N": 37})["backward"]))
