@@ -8,7 +8,8 @@ import pytest
 import torch
 from kernel_agent import forward
 from kernel_agent.operations import oracle
-from oracle_support import ROWS, run_case, stub
+from kernel_agent.torch_tl import replay
+from oracle_support import ROWS, relative, run_case, stub
 from sources import SCALE
 
 
@@ -215,3 +216,47 @@ def test_inputs__mixed_where_the_maximum_is_subtracted__are_taken(write, tmp_pat
     case, made = run_case(write(shifted), tmp_path, values={"x": "mixed"})
     assert case["ok"], case
     assert made["fwd/0"][::2].min() > 50 and all(value.isfinite().all() for value in made.values())
+
+
+GATED = (
+    "x / (1 + tl.exp(-x))",
+    "x * tl.sigmoid(x)",
+    "tl.sigmoid(x)",
+    "tl.exp(-tl.log(1 + tl.exp(-x)))",
+)
+
+
+@pytest.mark.parametrize("value", GATED)
+def test_inputs__mixed_where_a_formula_of_float32_has_no_gradient__are_taken(value, write, tmp_path):
+    """exp(-x) overflows below -88 in float32, and not in float64."""
+    source = BY_STRIDE.replace("tl.sum(tl.exp(x), axis=0)", f"tl.sum({value}, axis=0)")
+    case, made = run_case(write(source), tmp_path, values={"x": "mixed"})
+    assert case["ok"], case
+    assert made["base/x"].isfinite().all() and (made["grad/x"] != 0).any()
+    assert all(relative(made[f"{part}/x"], made["grad/x"]) < 1e-5 for part in ("base", "jitter"))
+    far = source.replace("(torch.randn(dims", "(1e3 * torch.randn(dims")
+    case, made = run_case(write(far, "far.py"), tmp_path)
+    assert case["ok"], case
+    assert all(made[f"{part}/x"].isfinite().all() for part in ("grad", "base"))
+
+
+def test_inputs__refused_beside_mixed_ones_of_such_a_formula__are_blamed_alone(write, tmp_path):
+    source = BY_STRIDE.replace("x.stride(), N", "(x.stride(0), 1), N")
+    source = source.replace("tl.sum(tl.exp(x), axis=0)", "tl.sum(x / (1 + tl.exp(-x)), axis=0)")
+    case, _ = run_case(write(source), tmp_path, layouts={"x": "stacked"}, values={"x": "mixed"})
+    assert not case["ok"] and list(case["blame"]) == ["x stacked"]
+
+
+def test_sigmoid__has_torch_s_derivative__without_leaving_products_out(write, tmp_path, monkeypatch):
+    monkeypatch.setattr(replay, "Masked", None)
+    source = BY_STRIDE.replace("tl.sum(tl.exp(x), axis=0)", "tl.sum(x * tl.sigmoid(x), axis=0)")
+    far = source.replace("(torch.randn(dims", "(1e3 * torch.randn(dims")
+    case, made = run_case(write(far), tmp_path)
+    assert case["ok"] and made["base/x"].isfinite().all()
+
+
+@pytest.mark.parametrize("value", ["tl.sqrt(x - x)", "tl.log(x - x) * 0.0", "x * tl.exp(tl.abs(x))"])
+def test_inputs__of_outputs_or_gradients_without_a_number__are_refused_as_before(value, write, tmp_path):
+    source = BY_STRIDE.replace("tl.sum(tl.exp(x), axis=0)", f"tl.sum({value}, axis=0)")
+    case, _ = run_case(write(source), tmp_path, values={"x": "mixed"})
+    assert not case["ok"] and case["error"]["kind"] == "inputs_refused"

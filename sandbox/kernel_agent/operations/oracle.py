@@ -200,7 +200,8 @@ class Case:
         self.scalar: dict[str, Any] | None = case.get("scalar")
         self.closer = bool(case.get("closer"))
         self.masked = False  # see differentiate(),
-        self.holds = False  # and there: maxima are constants in the inputs' own dtypes
+        self.past = False  # see native(),
+        self.holds = False  # and in differentiate(): maxima are constants in the inputs' own dtypes
         self.dtype = dtype
         self.without_room = ""  # why the reference has no gradients here, where the GPU has no room for them
         self.taken: dict[str, str] = {}  # why a layout alone is not, "" where it is: found out once a process
@@ -227,9 +228,9 @@ class Case:
         moved = self.replay(recording, EXACT, self.seed, kinks=Crossed(kinks, unit_of(recording)))
         made |= {f"jitter/{name}": grad for name, grad in self.gradients(moved, recording).items()}
         moved.release()
-        native = self.replay(recording, NATIVE)
+        native, own = self.native(recording, gradients)
         made |= {f"base_out/{at}": native.value(ref).detach() for at, ref in recording.refs.items()}
-        for name, grad in self.gradients(native, recording).items():
+        for name, grad in own.items():
             made[f"base/{name}"] = grad.to(recording.wanted[name].dtype)
         if native.memory.in_tf32:
             result["tf32"] = tf32_seen(made)
@@ -266,8 +267,11 @@ class Case:
         self.require_taken(recording)
         gradients: dict[str, torch.Tensor] = {}
         for precision in (EXACT, NATIVE) if self.varied.values or self.varied.equals() else ():
-            replay = self.replay(recording, precision)
-            found = self.gradients(replay, recording)
+            if precision == NATIVE:
+                replay, found = self.native(recording, gradients)
+            else:
+                replay = self.replay(recording, precision)
+                found = self.gradients(replay, recording)
             self.require_finite({f"the gradient of {name}": grad for name, grad in found.items()})
             self.require_in_range(found, recording)
             gradients = gradients or found
@@ -497,14 +501,39 @@ class Case:
         constants from then on.
         """
         exact, kinks, gradients = self.evaluate(recording)
-        finite = all(bool(exact.value(ref).isfinite().all()) for ref in recording.refs.values())
-        if not finite or not any(bool(grad.isnan().any()) for grad in gradients.values()):
+        if not self.ends_finite(exact, recording) or not any(
+            bool(grad.isnan().any()) for grad in gradients.values()
+        ):
             return exact, kinks, gradients
         exact.release()
         if "masked" in self.varied.values.values():  # 0 times an infinite input, as require_fair() has it
             raise self.refuse("a gradient is NaN")
         self.masked = True
         return self.evaluate(recording)
+
+    def native(
+        self, recording: Recording, exact: Mapping[str, torch.Tensor]
+    ) -> tuple[Replay, dict[str, torch.Tensor]]:
+        """The evaluation in the inputs' own dtypes, and its gradients.
+
+        These may be NaN where float64 has numbers: of `x / (1 + exp(-x))` below -88 the exponential is
+        infinite, what arrives at it zero, and eager PyTorch multiplies. A backward has to have a number there
+        all the same, and what rounding errors it may have is said by an evaluation, and all further ones of
+        this case, that leaves such products out (Masked), as differentiate() has it.
+        """
+        replay = self.replay(recording, NATIVE)
+        found = self.gradients(replay, recording)
+        lost = any(bool((grad.isnan() & exact[name].isfinite()).any()) for name, grad in found.items())
+        if not lost or self.masked or not self.ends_finite(replay, recording):
+            return replay, found
+        replay.release()
+        self.past = True
+        replay = self.replay(recording, NATIVE)
+        return replay, self.gradients(replay, recording)
+
+    @staticmethod
+    def ends_finite(replay: Replay, recording: Recording) -> bool:
+        return all(bool(replay.value(ref).isfinite().all()) for ref in recording.refs.values())
 
     def evaluate(self, recording: Recording) -> tuple[Replay, Kinks, dict[str, torch.Tensor]]:
         kinks, maxima = Kinks(), Maxima()
@@ -530,7 +559,8 @@ class Case:
         if precision == NATIVE and self.holds:
             maxima = Maxima(held=True)
         place = budget.place(tape)
-        replay = Replay(tape, precision, place, self.fwd.path, jitter, reach, self.masked, kinks, maxima)
+        masked = self.masked or (self.past and precision == NATIVE)
+        replay = Replay(tape, precision, place, self.fwd.path, jitter, reach, masked, kinks, maxima)
         if replay.memory.device != tape.device and replay.memory.checked:
             replay.memory.watch = budget.trial()
         seconds = self.limits.get("seconds")

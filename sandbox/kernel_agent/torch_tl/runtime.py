@@ -171,6 +171,7 @@ class Runtime:
             tl.standard.topk: self._topk,
             tl.standard.sort_impl: self._sort_impl,
             tl.standard.flip: self._flip,
+            tl.standard.sigmoid: self._sigmoid,
             **{getattr(tl, name): self._ignore for name in IGNORED},
             **{getattr(tl, name): lambda x, values: x for name in HINTS},
         }
@@ -374,6 +375,13 @@ class Runtime:
     def _flip(self, x: tl.tensor, dim: Any = None) -> tl.tensor:
         axis = len(x.shape) - 1 if dim is None else unwrap(dim) % len(x.shape)
         return tl.tensor(Handle(x.handle.data.flip(axis + 1)), x.type)
+
+    def _sigmoid(self, x: Any) -> tl.tensor:
+        """By torch's function, of which the derivative is a number far out, where that of its formula,
+        1 / (1 + exp(-x)), is none."""
+        if not isinstance(x, tl.tensor) or x.type.scalar not in (tl.float32, tl.float64):
+            return self._call_standard(tl.standard.sigmoid, (x,), {})
+        return tl.tensor(Handle(torch.sigmoid(x.handle.data)), x.type)
 
     # ---- expressions and statements
 

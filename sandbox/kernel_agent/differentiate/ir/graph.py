@@ -39,6 +39,8 @@ class Graph:
         self.example: dict[int, Any] = {}  # values of one of them, by the ids of their nodes
         # What combine functions make of two operands; by function, type and shape, and by its number.
         self.combined: dict[Any, tuple[list[Node], list[Node], list[Node]]] = {}
+        # Values that may be infinite where outputs are not, of which the reverse sweep is told.
+        self.saturated: set[Node] = set()
         self.contracted: set[Node] = set()  # extents that the forward's own dot products sum over
         self.met: list[tuple[Node, Node]] = []  # sizes with other names that have to be equal
         self.line: int | None = None

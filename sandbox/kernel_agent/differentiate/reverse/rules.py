@@ -25,6 +25,7 @@ from ..ir.simplify import is_zero
 from ..read import language
 from . import derivatives
 from .padding import TAME, dead_lanes_hurt, value_hurts
+from .saturation import GROWS, LOGARITHMS, POWERS, settled, sources, sums_powers
 
 Contributions = Iterator[tuple[Node, Node]]
 RULES: dict[str, Callable[[Graph, Node, Node], Contributions]] = {}
@@ -83,7 +84,8 @@ def _(g: Graph, n: Node, d: Node) -> Contributions:
 def _(g: Graph, n: Node, d: Node) -> Contributions:
     a, b = n.args
     if a is b:
-        yield a, g.mul(g.mul(d, g.number(2)), a)
+        twice = g.mul(g.mul(d, g.number(2)), a)
+        yield a, settled(g, d, twice) if a in g.saturated else twice
         return
     yield a, product(g, d, b)
     yield b, product(g, d, a)
@@ -91,6 +93,8 @@ def _(g: Graph, n: Node, d: Node) -> Contributions:
 
 def product(g: Graph, d: Node, x: Node) -> Node:
     """d * x, and 0 where the adjoint is 0 and x may be infinite: a masked lane contributes nothing."""
+    if x in g.saturated:
+        return settled(g, d, g.mul(d, x))
     if may_be_infinite(x):
         dead = g.compare("==", d, g.number(0))
         return g.where(dead, g.number(0), g.mul(d, x))
@@ -100,10 +104,7 @@ def product(g: Graph, d: Node, x: Node) -> Node:
 def chosen(g: Graph, d: Node, contribution: Callable[[Node], Node], dead: bool = False) -> Node:
     """What an adjoint contributes, and 0 where another value was chosen: the derivative of the one that was
     not may be no number there, and 0 times that is none either. `dead`: the same in lanes that are masked."""
-    below = d
-    while below.op in ("mul", "div", "neg", "cast"):
-        factors = [a for a in below.args if a.op == "where"] if below.op == "mul" else []
-        below = factors[0] if factors else below.args[0]
+    below = chosen_at(d)
     if below.op != "where" or not any(map(is_zero, below.args[1:])):
         return (
             g.where(g.compare("==", d, g.number(0)), g.number(0), contribution(d))
@@ -114,6 +115,24 @@ def chosen(g: Graph, d: Node, contribution: Callable[[Node], Node], dead: bool =
     if is_zero(second):
         return g.where(cond, contribution(first if below is d else d), g.number(0))
     return g.where(cond, g.number(0), contribution(second if below is d else d))
+
+
+def unless_left_out(g: Graph, d: Node, contribution: Callable[[Node], Node], divisor: Node) -> Node:
+    """What an adjoint contributes to a quotient by one number; 0 where a condition on that number has chosen
+    another value, as `where(n > 0, total / n, 0)` has."""
+    below = chosen_at(d)
+    if below.op != "where" or not any(map(is_zero, below.args[1:])):
+        return contribution(d)
+    asked, made = sources(below.args[0]), sources(divisor)
+    return contribution(d) if asked.isdisjoint(made) else chosen(g, d, contribution)
+
+
+def chosen_at(d: Node) -> Node:
+    """The choice that an adjoint is a multiple of; what it is made of first where there is none."""
+    while d.op in ("mul", "div", "neg", "cast"):
+        factors = [a for a in d.args if a.op == "where"] if d.op == "mul" else []
+        d = factors[0] if factors else d.args[0]
+    return d
 
 
 def may_be_undefined(node: Node, but: tuple[str, ...] = ()) -> bool:
@@ -158,12 +177,20 @@ def may_be_infinite(node: Node) -> bool:
 @rule_of("div")
 def _(g: Graph, n: Node, d: Node) -> Contributions:
     a, b = n.args
-    lanes = lanes_of("div", n) if is_lanewise(b) else plainly
+    lanes = lanes_of("div", n) if is_lanewise(b) else functools.partial(unless_left_out, divisor=b)
     yield a, lanes(g, d, lambda d: quotient(g, d, b))
     if b.active:
-        hurts = may_be_infinite(n) or (lanes is plainly and may_be_undefined(a, TAME))
+        if b.op == "call" and b.attrs["fn"] in POWERS and b.shape == n.shape:  # whose inverse may be infinite
+            yield b.args[0], g.neg(scaled(g, product(g, d, n), POWERS[b.attrs["fn"]]))
+            return
+        hurts = n in g.saturated or may_be_infinite(n)
+        hurts = hurts or (not is_lanewise(b) and may_be_undefined(a, TAME))
         times = functools.partial(product, g) if hurts else g.mul
         yield b, lanes(g, d, lambda d: g.neg(quotient(g, times(d, n), b)))
+
+
+def scaled(g: Graph, d: Node, factor: float) -> Node:
+    return d if factor == 1 else g.mul(d, g.number(factor))
 
 
 def quotient(g: Graph, d: Node, divisor: Node) -> Node:
@@ -469,11 +496,23 @@ def _(g: Graph, n: Node, d: Node) -> Contributions:
 def _(g: Graph, n: Node, d: Node) -> Contributions:
     name = n.attrs["fn"]
     lanes = lanes_of(name, n) if name in derivatives.UNDEFINED else plainly
+    if saturates(g, n):
+        lanes = lambda g, d, contribution: settled(g, d, contribution(d))
     if name in derivatives.BINARY:
         yield from _of_two(g, n, d, derivatives.BINARY[name], lanes)
     else:
         x = n.args[0]
         yield x, lanes(g, d, lambda d: derivatives.UNARY[name](g, x, n, d))
+
+
+def saturates(g: Graph, n: Node) -> bool:
+    """Whether a function's derivative may be infinite where its adjoint is 0, and contributes nothing."""
+    name = n.attrs["fn"]
+    if name in LOGARITHMS:
+        return n in g.saturated and sums_powers(n.args[0])
+    return (n in g.saturated and name in GROWS) or (
+        name == "pow" and not g.saturated.isdisjoint((n, *n.args))
+    )
 
 
 @rule_of("fmod")

@@ -29,7 +29,7 @@ from ..ir.nodes import (
 from ..ir.refusal import Refusal
 from ..ir.report import LineReport
 from ..ir.values import Kernel, loop_out
-from . import winners
+from . import saturation, winners
 from .rules import adjoint, unbroadcast
 
 
@@ -51,6 +51,7 @@ class Reverse:
         g.reverse = True
         g.here = g.top
         self.won = winners.find(self.kernel)
+        g.saturated = saturation.find(self.kernel)
         for choice in self.won:
             self.say(choice.line, "won", "structure", "a number tells the step that is chosen: no tape")
         self.effects, external = self.region(g.top, self.kernel.effects, {})
