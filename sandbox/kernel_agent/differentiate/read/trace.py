@@ -286,8 +286,10 @@ def _written(
     """Where the file has a launch: the host function, the call in it, and the kernel with its own file."""
     file, line = launch.site
     if file != fwd.path:
-        message = f"{launch.name} is launched from another file"
-        raise Refusal("launch", message, "Launch the kernel in this file.", fwd.stub_line)
+        why = fwd.adopted.reason(file, line) if fwd.adopted is not None else ""
+        message = f"{Path(file).name}:{line}: {launch.name} is launched from another file{why}"
+        remedy = "Launch it in this file, or in a function of a module that the stub calls by its name."
+        raise Refusal("launch", message, remedy, fwd.stub_line)
     here = [(f, c) for f, c in calls if c.lineno <= line <= (c.end_lineno or c.lineno)]
     if len(here) != 1:
         message = f"the launch of {launch.name} cannot be found in the source"
