@@ -20,6 +20,7 @@ from .. import handwritten
 from ..handwritten import HandWritten
 from ..source import MARKER, autodiff_names, backward_starts, parse, read, words
 from . import nameable as closed
+from .borrowed import Borrowed
 from .elsewhere import Elsewhere, around
 from .nameable import Names
 
@@ -175,6 +176,9 @@ class _Scanner:
         self.taking_part = self._taking_part()
         self.function = self._find_function()
         self.stub_texts = self._stub_texts()
+        self.borrowed = Borrowed(
+            tree, self.names, self._stub_functions() if self.own is None else (), elsewhere
+        )
         self.forward_side = self._forward_side()
         self.judged = {node for part in self.taking_part for node in ast.walk(part)}
         assigned = [part for part in self.taking_part if isinstance(part, (ast.Assign, ast.AnnAssign))]
@@ -245,10 +249,14 @@ class _Scanner:
 
     def _stub_texts(self) -> set[str]:
         """Every expression of the stub, and of what it calls, as written in the forward part."""
+        reached = self._stub_functions()
+        return {ast.dump(node) for f in reached for node in ast.walk(f) if isinstance(node, ast.expr)}
+
+    def _stub_functions(self) -> list[ast.FunctionDef]:
+        """The stub, and what it calls, in the forward part."""
         names = {self.entry.name.removesuffix("_autograd")} if self.entry is not None else set()
         stubs = [f for f in self._functions().values() if f.name in names and f not in self.body]
-        reached = [f for f in self._reached(stubs) if f not in self.body]
-        return {ast.dump(node) for f in reached for node in ast.walk(f) if isinstance(node, ast.expr)}
+        return [f for f in self._reached(stubs) if f not in self.body]
 
     def _forward_side(self) -> set[ast.AST]:
         """Nodes of the entry, of a Function's forward and of their helpers, that no backward reaches.
@@ -266,7 +274,11 @@ class _Scanner:
 
     def _is_stubs_own(self, node: ast.expr) -> bool:
         """Of a module that people wrote themselves the whole forward is."""
-        return node in self.forward_side and (self.own is not None or ast.dump(node) in self.stub_texts)
+        return node in self.forward_side and (self.own is not None or self._is_written(node))
+
+    def _is_written(self, node: ast.expr) -> bool:
+        """Whether the stub has it, or a launcher of another module that it calls."""
+        return ast.dump(node) in self.stub_texts or self.borrowed.has(node)
 
     def _is_heuristic(self, node: ast.expr) -> bool:
         """`kernel.fn.values["BLOCK"](...)`: a rule of an imported kernel that the stub launches is asked. It
@@ -276,7 +288,7 @@ class _Scanner:
         kernel = node.value  # type: ignore[attr-defined]
         while isinstance(kernel, ast.Attribute) and kernel.attr == "fn":
             kernel = kernel.value
-        return ast.dump(kernel) in self.stub_texts
+        return self._is_written(kernel)
 
     @cached_property
     def _asked(self) -> set[ast.expr]:
@@ -407,6 +419,8 @@ class _Scanner:
             if not isinstance(node, (ast.Import, ast.ImportFrom)):
                 continue
             mine = self._is_mine(node)
+            if mine and self.own is None and self.borrowed.may_import(node):
+                continue
             for path in closed.imported(node):
                 broken = closed.judge_import(path)
                 if path.split(".")[0] not in closed.MODULES and path != _OUR_MARK:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FunctionType, ModuleType
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -42,7 +42,7 @@ class Found:
 
     @property
     def lines(self) -> range:
-        first = min(one.lineno for one in (self.node, *self.node.decorator_list))
+        first = min([self.node.lineno, *(one.lineno for one in self.node.decorator_list)])
         return range(first, (self.node.end_lineno or first) + 1)
 
 
@@ -69,9 +69,10 @@ class Search:
             function = own.by_name[name]
             todo += [called for node in ast.walk(function) if (called := own.called(node))]
             for call, value in self._called(function, vars(self.fwd.module)):
-                if own.called(call) not in own.by_name and (
-                    found := self._find(value, _last(call.func), call.lineno)
-                ):
+                if own.called(call) in own.by_name:
+                    continue
+                found = self._find(value, _last(call.func), call.func.lineno)
+                if found is not None:
                     self.own_calls.append((function, call.func, found))
         every = [one for one in self._found.values() if one is not None]
         needed = [one for one in every if one.launches]
@@ -127,15 +128,13 @@ class Search:
             defined = [n for n in tree.body if getattr(n, "name", None) == name]
             if len(defined) != 1 or _bindings(tree, name) != 1:
                 continue
-            node, owner = defined[0], None
-            if isinstance(node, ast.ClassDef) and isinstance(value, type):
-                methods = [n for n in node.body if isinstance(n, ast.FunctionDef) and n.name == "forward"]
-                if len(methods) != 1:
-                    continue
-                node, owner = methods[0], node
-            if isinstance(node, ast.FunctionDef):
-                path = str(Path(module.__file__ or "").resolve())
-                return Found(name, value, module, path, source, tree, node, owner, via)
+            path = str(Path(module.__file__ or "").resolve())
+            given = name, value, module, path, source, tree
+            if isinstance(defined[0], ast.FunctionDef):
+                return Found(*given, defined[0], None, via)
+            forwards = [n for n in getattr(defined[0], "body", ()) if getattr(n, "name", "") == "forward"]
+            if _is_function(value) and len(forwards) == 1 and isinstance(forwards[0], ast.FunctionDef):
+                return Found(*given, forwards[0], defined[0], via)  # type: ignore[arg-type]
         return None
 
     def _read(self, module: ModuleType) -> tuple[str, ast.Module] | None:
