@@ -17,6 +17,7 @@ import triton
 import triton.language
 
 from .. import draw
+from ..errors import Unusable
 from ..forward import Forward
 from .ir.nodes import GradWrite
 from .ir.refusal import Refusal
@@ -148,6 +149,9 @@ def differentiate(
             draft = _differentiated(whole, dims, seed, dtype, schedule, config, others)
         except Refusal as refusal:
             raise whole.adopted.told(refusal, fwd.path) from None
+        except Unusable as error:
+            whole.adopted.place_of(error, fwd.path)
+            raise
         draft.report = [_of_place(whole, report) for report in draft.report]
     return draft
 

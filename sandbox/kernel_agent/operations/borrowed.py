@@ -33,6 +33,14 @@ class _Module:
     def defined(self, name: str) -> list[ast.stmt]:
         return [n for n in self.tree.body if getattr(n, "name", None) == name]
 
+    def applied(self, name: str) -> ast.expr | None:
+        """The Function of `name = Function.apply`."""
+        for node in self.tree.body:
+            match node:
+                case ast.Assign([ast.Name(target)], ast.Attribute(owner, "apply")) if target == name:
+                    return owner
+        return None
+
     @cached_property
     def bound(self) -> set[str]:
         """What it defines or assigns itself."""
@@ -40,8 +48,8 @@ class _Module:
 
 
 class Borrowed:
-    """What functions of a file reach of other modules' launchers. `modules`: where those are, each with the
-    names that they read."""
+    """What functions of a file reach of other modules' launchers. `modules`: where those are, and what they
+    take from others, each with the names that they read."""
 
     def __init__(
         self, tree: ast.Module, names: Names, roots: Iterable[ast.FunctionDef], around: Elsewhere | None
@@ -72,6 +80,10 @@ class Borrowed:
             self._texts |= {self._written(n, module) for n in nodes}
             read = self.modules.setdefault(module.name, set())
             read |= {n.id for n in nodes if isinstance(n, ast.Name)}
+            for path in filter(None, (self._path(n, module) for n in nodes)):
+                home, _, name = path.rpartition(".")
+                if self._module(home) is not None:
+                    self.modules.setdefault(home, set()).add(name)
             read |= {n.id for b in _bases(module, function) for n in ast.walk(b) if isinstance(n, ast.Name)}
 
     def has(self, node: ast.expr) -> bool:
@@ -141,6 +153,8 @@ class Borrowed:
             module = self._module(".".join(parts[:at]))
             if module is None or module.defined(parts[at]):
                 return path
+            if (applied := module.applied(parts[at])) is not None:
+                return self._origin(f"{self._path(applied, module) or path}.apply")
             imported = module.names.imported.get(parts[at])
             if imported is None or parts[at] in module.bound:
                 return path

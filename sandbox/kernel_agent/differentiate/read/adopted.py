@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from ...errors import Unusable
 from ...forward import Forward
 from ...source import autodiff_names
 from ..ir.refusal import Refusal
@@ -29,11 +30,11 @@ class Place:
 
     lines: range
     path: str
-    first: int
+    last: int  # there: of what stands above a body there may be less here
     via: int  # the line of the user's file that leads there
 
     def line(self, at: int) -> int:
-        return self.first + at - self.lines.start
+        return self.last - (self.lines.stop - 1 - at)
 
 
 @dataclass
@@ -61,6 +62,13 @@ class Adopted:
             refusal.seen_from(path, place.via)
         return refusal
 
+    def place_of(self, error: Unusable, path: str) -> None:
+        """Have an error of what is read as the user's name the line where it really stands."""
+        place = self.place(error.line) if error.file == path else None
+        if place is not None and error.line is not None:
+            error.message = f"{Path(place.path).name}:{place.line(error.line)}: {error.message}"
+            error.args, error.line = (error.message,), place.via
+
 
 @contextlib.contextmanager
 def reading(fwd: Forward) -> Iterator[Forward]:
@@ -74,7 +82,7 @@ def reading(fwd: Forward) -> Iterator[Forward]:
     if not text.functions:
         yield replace(fwd, adopted=adopted)
         return
-    adopted.places = [Place(lines, one.path, one.node.lineno, one.via) for one, lines in text.placed]
+    adopted.places = [Place(lines, one.path, one.lines.stop - 1, one.via) for one, lines in text.placed]
     names = vars(fwd.module)
     before = dict(names)
     new = replace(fwd, source=source, tree=ast.parse(source), hoisted=None, adopted=adopted)

@@ -1,6 +1,6 @@
 """The text of other modules' functions as it would stand in the user's file.
 
-Each line stays a line. Annotations are left out, and decorators of torch's, as they are in the copies that the
+Each line of a body stays a line. Annotations are left out, and decorators of torch's, as they are in the copies that the
 backward has; names of the module are what `Imports` calls them.
 """
 
@@ -22,7 +22,7 @@ Call = tuple[ast.FunctionDef, ast.expr, Found]
 
 
 class Lines:
-    """A text of which parts are replaced; its lines stay as many."""
+    """A text of which parts are replaced."""
 
     def __init__(self, source: str) -> None:
         self.data = source.encode()
@@ -41,8 +41,11 @@ class Lines:
         return self.at(node.end_lineno, node.end_col_offset)
 
     def replace(self, begin: int, end: int, text: str) -> None:
-        many = self.data.count(b"\n", begin, end)
-        self.edits.append((begin, end, text + "\\\n" * many))
+        """The lines stay as many."""
+        self.leave_out(begin, end, text + "\\\n" * self.data.count(b"\n", begin, end))
+
+    def leave_out(self, begin: int, end: int, text: str = "") -> None:
+        self.edits.append((begin, end, text))
 
     def part(self, begin: int, end: int) -> str:
         """A part with its edits; of two that meet the outer one counts."""
@@ -120,9 +123,8 @@ class Text:
         text += "".join(f"{line}\n" for line in self.imports.statements(self.imports.made))
         self.placed = []
         for one, block, before in blocks:
-            first = text.count("\n") + 1 + before
-            count = (one.node.end_lineno or one.node.lineno) - one.node.lineno + 1
-            self.placed.append((one, range(first, first + count)))
+            first = text.count("\n") + 1
+            self.placed.append((one, range(first + before, first + block.count("\n"))))
             text += block
         return text, edited
 
@@ -175,13 +177,12 @@ class Text:
                 text = self.imports.spelled(one.module, part.id)
                 if text != part.id:
                     lines.replace(lines.begin(part), lines.end(part), text)
-            elif isinstance(part, ast.arg) and part.annotation is not None:
-                begin = lines.begin(part) + len(part.arg.encode())
-                lines.replace(begin, lines.end(part.annotation), "")
+            elif isinstance(part, ast.arguments):
+                _leave_annotations(lines, part)
             elif isinstance(part, ast.FunctionDef) and part.returns is not None:
-                begin = lines.data.rindex(b"->", 0, lines.begin(part.returns))
-                whole = lines.data.rindex(b")", 0, begin) + 1
-                lines.replace(whole, lines.end(part.returns), "")
+                arrow = lines.data.rindex(b"->", 0, lines.begin(part.returns))
+                closed = lines.data.rindex(b")", 0, arrow) + 1
+                lines.leave_out(closed, lines.end(part.returns))
 
     def _edit_launch(self, lines: Lines, launched: ast.expr, one: Found, bound: set[str]) -> None:
         """A kernel that is an attribute of a module gets a name of its own."""
@@ -207,6 +208,22 @@ class Text:
 
 def _called(one: Found) -> str:
     return one.key if one.owner is None else f"{one.key}.apply"
+
+
+def _leave_annotations(lines: Lines, given: ast.arguments) -> None:
+    positional = [*given.posonlyargs, *given.args]
+    defaults = dict(zip(reversed(positional), reversed(given.defaults), strict=False))
+    defaults |= {a: d for a, d in zip(given.kwonlyargs, given.kw_defaults, strict=True) if d is not None}
+    for arg in [*positional, *given.kwonlyargs, *filter(None, (given.vararg, given.kwarg))]:
+        if arg.annotation is not None:
+            named = lines.begin(arg) + len(arg.arg.encode())
+            if (
+                arg in defaults
+                and b"(" not in lines.data[lines.end(arg.annotation) : lines.begin(defaults[arg])]
+            ):
+                lines.leave_out(named, lines.begin(defaults[arg]), "=")
+            else:
+                lines.leave_out(named, lines.end(arg.annotation))
 
 
 def _annotations(node: ast.AST) -> list[ast.expr]:
