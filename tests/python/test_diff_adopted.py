@@ -213,7 +213,8 @@ def test_names__of_two_modules_and_of_the_user__do_not_meet(
     package: Made, write: Callable[[str], Path]
 ) -> None:
     package()
-    imports = "from adopted_lib import ops, second\n\n\ndef rows_of(x):\n    return x.t()\n\n\nOFFSET = 7.0\nBLOCK = 3"
+    imports = "from adopted_lib import ops, second\n\n\ndef rows_of(x):\n    return x.t()\n\n\n"
+    imports += "OFFSET = 7.0\nBLOCK = 3"
     body = "y = ops.scaled_forward(second.bell(x), w)[0]\nreturn rows_of(y) * OFFSET"
     text = assert_drafted(write(stub(imports, body)))
     assert "settings as settings_" in text and "_scaled_kernel as _scaled_kernel_" in text
@@ -464,12 +465,11 @@ LEFT = {
         "return scaled_forward(x, w)[0]",
         "is launched from another file",
     ),
-    "put in its place": (
-        OPS
-        + "\n\n_all = globals()\n_all['scaled_forward'] = torch.compiler.disable(lambda x, w: _was(x, w))\n",
+    "another in its place": (
+        OPS + "\n\nglobals()['scaled_forward'] = guarded(scaled_forward)\n",
         "from adopted_lib.ops import scaled_forward",
         "return scaled_forward(x, w)[0]",
-        "",
+        "scaled_forward is not what its text makes",
     ),
     "a builtin that the user's file has too": (
         OPS.replace("x.shape[1], OFFSET", "max(x.shape[1], 1), OFFSET"),
@@ -492,7 +492,7 @@ LEFT = {
 }
 
 
-@pytest.mark.parametrize("what", sorted(LEFT.keys() - {"put in its place"}))
+@pytest.mark.parametrize("what", sorted(LEFT))
 def test_what_is_not_the_same_elsewhere__is_refused(
     what: str, package: Made, write: Callable[[str], Path]
 ) -> None:
@@ -504,6 +504,39 @@ def test_what_is_not_the_same_elsewhere__is_refused(
     launches = [i for i, line in enumerate(ops.splitlines(), 1) if "[(x.shape[0],)](" in line]
     assert any(f"ops.py:{line}: " in str(error) for line in launches)
     assert error.file == str(file) and error.remedy
+
+
+IN_ITS_PLACE = "\n\nglobals()['scaled_forward'] = utils.nameless(scaled_forward)\n"
+ONCE = """
+
+made = set()
+
+
+def once(function):
+    if function.__name__ in made:
+        raise KeyError(function.__name__)
+    made.add(function.__name__)
+    return function
+"""
+
+
+@pytest.mark.parametrize(
+    ("utils", "ops", "message"),
+    [
+        (
+            UTILS,
+            OPS.replace("def scaled_f", "@guarded\ndef scaled_f") + IN_ITS_PLACE,
+            "not what its text makes",
+        ),
+        (UTILS + ONCE, OPS.replace("def scaled_f", "@utils.once\ndef scaled_f"), "cannot stand in this file"),
+    ],
+)
+def test_decorated_launcher_that_cannot_be_made_again__is_refused(
+    utils: str, ops: str, message: str, package: Made, write: Callable[[str], Path]
+) -> None:
+    package(utils=utils, ops=ops)
+    error = refused(write(stub(*CALLED["by its name"])))
+    assert message in str(error) and error.remedy
 
 
 def test_user_s_module__is_as_before(package: Made, write: Callable[[str], Path]) -> None:

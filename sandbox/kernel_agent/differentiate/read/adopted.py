@@ -1,9 +1,9 @@
 """Host functions of other modules: a library's own launchers, which the stub calls.
 
 A launch that stands in another file cannot be replaced there. So the functions between the stub and such a
-launch are read as if they stood at the end of the user's file: their text, with what it takes from their module
-imported. Traced, differentiated and copied they are functions like any other then. What is not certain to be
-the same there stays where it is, and its launches are refused.
+launch are read as if they stood at the end of the user's file: their text, with what it takes from their
+module imported. Traced, differentiated and copied they are functions like any other then. What is not certain
+to be the same there stays where it is, and its launches are refused.
 """
 
 from __future__ import annotations

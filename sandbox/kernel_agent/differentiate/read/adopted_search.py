@@ -109,7 +109,7 @@ class Search:
         return self._found[id(value)]
 
     def _defined(self, value: Any, called: str, via: int) -> Found | None:
-        """The definition at the top level of a module, to which the module binds the name once and for all."""
+        """The definition at the top level of a module, which binds the name once and for all."""
         if _is_skipped(getattr(value, "__module__", "") or "."):
             return None
         plain = value if isinstance(value, type) else inspect.unwrap(value) if callable(value) else None

@@ -1,7 +1,7 @@
 """The text of other modules' functions as it would stand in the user's file.
 
-Each line of a body stays a line. Annotations are left out, and decorators of torch's, as they are in the copies that the
-backward has; names of the module are what `Imports` calls them.
+Each line of a body stays a line. Annotations are left out, and decorators of torch's, as they are in the
+copies that the backward has; names of the module are what `Imports` calls them.
 """
 
 from __future__ import annotations
