@@ -506,6 +506,47 @@ def test_what_is_not_the_same_elsewhere__is_refused(
     assert error.file == str(file) and error.remedy
 
 
+UNNAMED = {
+    "a method": (
+        "class Norm:\n    def __call__(self, x, w):\n        return scaled_forward(x, w)[0]\n",
+        "return Norm()(x, w) + scaled_forward(x, w)[0]",
+        "code outside of the top level's functions",
+    ),
+    "a variable": (
+        "def norm(x, w):\n    return scaled_forward(x, w)[0]\n",
+        "run = norm\nreturn run(x, w) + norm(x, 2 * w)",
+        "stub()",
+    ),
+    "a table": (
+        "def norm(x, w):\n    return scaled_forward(x, w)[0]\n\n\nTABLE = {'norm': norm}\n",
+        "return TABLE['norm'](x, w) + norm(x, 2 * w)",
+        "stub()",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", UNNAMED)
+def test_way_to_a_launcher_that_no_copy_takes__is_refused(
+    what: str, package: Made, write: Callable[[str], Path]
+) -> None:
+    """Copies of functions call each other by their names: what does otherwise would have no gradient."""
+    above, body, message = UNNAMED[what]
+    package()
+    error = refused(write(stub(f"from adopted_lib.ops import scaled_forward\n\n\n{above}", body)))
+    assert message in str(error) and "calls no function by its name" in str(error) and error.remedy
+
+
+def test_way_through_a_lambda_or_a_decorator__is_one_by_name(
+    package: Made, write: Callable[[str], Path]
+) -> None:
+    package(ops=OPS + "\n\ndef applied(f, x):\n    return f(x)\n")
+    imports = (
+        "from adopted_lib import ops\n\n\ndef twice(f):\n    def inner(x, w):\n        return f(2 * x, w)\n\n"
+    )
+    imports += "    return inner\n\n\n@twice\ndef norm(x, w):\n    return ops.scaled_forward(x, w)[0]\n"
+    assert_drafted(write(stub(imports, "return ops.applied(lambda t: norm(t, w), x)")))
+
+
 IN_ITS_PLACE = "\n\nglobals()['scaled_forward'] = utils.nameless(scaled_forward)\n"
 ONCE = """
 

@@ -30,6 +30,7 @@ from ..ir.spelling import gradient_name
 from ..ir.values import Arg, Kernel
 from ..prove import cover
 from ..prove.overwrite import number_of
+from . import adopted_calls
 from .block_sizes import Blocks, Grid, Tiles
 from .block_uses import Uses
 from .home import Home, asked_by, home_of, rules_of
@@ -229,6 +230,8 @@ def _trace(
         try:
             own = next((b for b in blocks if launch.site[1] in b.lines), None)
             site = _site(fwd, own.launch(launch) if own else launch, calls, functions, taken, folds, own)
+            if fwd.adopted is not None and fwd.adopted.place(launch.site[1]) is not None:
+                adopted_calls.check(fwd.path, HostFunctions(fwd.tree), launch.name)
             key = (site.call.lineno, site.call.col_offset)
             known = sites.get(key)
             if known is None or key not in settled and _more_active(site, known):
