@@ -1,7 +1,7 @@
 """Whether the functions of other modules that are read as the user's are called as their copies will be.
 
-A copy calls another by name. What a launch in another module was reached by else, a method or a variable, would
-call the module's own function in the backward part too, and leave out its gradient.
+A copy calls another by name. What a launch in another module was reached by else, a method or a variable,
+would call the module's own function in the backward part too, and leave out its gradient.
 """
 
 from __future__ import annotations
