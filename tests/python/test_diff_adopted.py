@@ -399,6 +399,50 @@ def test_data_that_is_set_anew__is_the_module_s(package: Made, write: Callable[[
     assert "utils.FLIPPED" in text
 
 
+def test_function_that_is_set_anew__is_the_module_s(package: Made, write: Callable[[str], Path]) -> None:
+    anew = OPS.replace("    x = rows_of(x)\n", "    x = rows_of(x) if utils.LIMIT else again(x)\n")
+    anew += (
+        "\n\nagain = rows_of\n\n\ndef set_again(to):\n    global again, rows_of\n    again = rows_of = to\n"
+    )
+    package(ops=anew)
+    text = assert_drafted(
+        write(stub("from adopted_lib.ops import scaled_forward", "return scaled_forward(x, w)[0]"))
+    )
+    assert "_ops.rows_of(x) if utils.LIMIT else _ops.again(x)" in text
+
+
+def test_data_of_a_module_that_its_package_hides__is_refused(
+    package: Made, write: Callable[[str], Path]
+) -> None:
+    """Imported from there it would be what it was at import."""
+    package(
+        bell=SECOND.replace("BLOCK=16", "BLOCK=SIZE") + "\n\nSIZE = 16\n", __init__="from .bell import bell\n"
+    )
+    error = refused(write(stub("from adopted_lib import bell", "return bell(x) * w")))
+    assert "SIZE of adopted_lib.bell cannot be reached" in str(error)
+
+
+def test_method_of_the_user_s__calls_a_launcher_by_its_name(
+    package: Made, write: Callable[[str], Path]
+) -> None:
+    package()
+    own = """class Own(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, w):
+        return CALL(x, w)[0]
+
+    @staticmethod
+    def backward(ctx, d_y):
+        raise NotImplementedError
+"""
+    imports = "from adopted_lib import ops\nfrom adopted_lib.ops import scaled_forward\n\n\n"
+    assert_drafted(write(stub(imports + own.replace("CALL", "scaled_forward"), "return Own.apply(x, w)")))
+    error = refused(
+        write(stub(imports + own.replace("CALL", "ops.scaled_forward"), "return Own.apply(x, w)"))
+    )
+    assert "by another name" in str(error)
+
+
 def test_launch_that_no_size_makes__names_the_module_s_line(
     package: Made, write: Callable[[str], Path]
 ) -> None:
@@ -425,6 +469,23 @@ def test_refusal_in_a_launcher__names_its_line(package: Made, write: Callable[[s
     assert f"ops.py:{package_line}" in str(error)
 
 
+SET_UP = """
+
+class Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(x, w):
+        y = torch.empty_like(x)
+        _scaled_kernel[(x.shape[0],)](x, w, y, y, x.stride(0), x.shape[1], 1.0, BLOCK=64)
+        return y
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx, d_y):
+        raise NotImplementedError
+"""
 LEFT = {
     "a kernel that is an argument": (
         OPS + "\n\ndef run(kernel, x, w):\n    y = torch.empty_like(x)\n"
@@ -482,6 +543,30 @@ LEFT = {
         "from adopted_lib.ops import scaled_forward",
         "return scaled_forward(x, w)[0]",
         "`OFFSET` is a variable of scaled_forward and a name of its module",
+    ),
+    "its module's names as a table": (
+        OPS.replace("x.shape[1], OFFSET", "x.shape[1], globals()['OFFSET']"),
+        "from adopted_lib.ops import scaled_forward",
+        "return scaled_forward(x, w)[0]",
+        "scaled_forward uses globals",
+    ),
+    "its module's own name": (
+        OPS.replace("x.shape[1], OFFSET", "x.shape[1], 1.0 if __name__ == 'adopted_lib.ops' else 2.0"),
+        "from adopted_lib.ops import scaled_forward",
+        "return scaled_forward(x, w)[0]",
+        "scaled_forward uses __name__",
+    ),
+    "a kernel that is set anew": (
+        OPS + "\n\ndef tune(to):\n    global _scaled_kernel\n    _scaled_kernel = to\n",
+        "from adopted_lib.ops import scaled_forward",
+        "return scaled_forward(x, w)[0]",
+        "_scaled_kernel is set anew",
+    ),
+    "a context that is set up elsewhere": (
+        OPS + SET_UP,
+        "from adopted_lib.ops import Scaled",
+        "return Scaled.apply(x, w)",
+        "Scaled is more than a forward and a backward",
     ),
     "an import within": (
         OPS.replace("    shape = x.shape\n", "    from .utils import LIMIT\n\n    shape = x.shape\n"),

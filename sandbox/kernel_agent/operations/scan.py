@@ -176,9 +176,8 @@ class _Scanner:
         self.taking_part = self._taking_part()
         self.function = self._find_function()
         self.stub_texts = self._stub_texts()
-        self.borrowed = Borrowed(
-            tree, self.names, self._stub_functions() if self.own is None else (), elsewhere
-        )
+        launching = self._stub_functions(with_methods=True) if self.own is None else ()
+        self.borrowed = Borrowed(tree, self.names, launching, elsewhere)
         self.forward_side = self._forward_side()
         self.judged = {node for part in self.taking_part for node in ast.walk(part)}
         assigned = [part for part in self.taking_part if isinstance(part, (ast.Assign, ast.AnnAssign))]
@@ -252,11 +251,19 @@ class _Scanner:
         reached = self._stub_functions()
         return {ast.dump(node) for f in reached for node in ast.walk(f) if isinstance(node, ast.expr)}
 
-    def _stub_functions(self) -> list[ast.FunctionDef]:
-        """The stub, and what it calls, in the forward part."""
+    def _stub_functions(self, with_methods: bool = False) -> list[ast.FunctionDef]:
+        """The stub, and what it calls, in the forward part; `with_methods`: forwards of Functions that are
+        named there, too."""
         names = {self.entry.name.removesuffix("_autograd")} if self.entry is not None else set()
         stubs = [f for f in self._functions().values() if f.name in names and f not in self.body]
-        return [f for f in self._reached(stubs) if f not in self.body]
+        reached = [f for f in self._reached(stubs) if f not in self.body]
+        named = (
+            {n.id for f in reached for n in ast.walk(f) if isinstance(n, ast.Name)} if with_methods else ()
+        )
+        owners = [n for n in self.tree.body if isinstance(n, ast.ClassDef) and n.name in named]
+        methods = [m for n in owners if n not in self.body for m in n.body if isinstance(m, ast.FunctionDef)]
+        forwards = [m for m in methods if m.name == "forward"]
+        return [f for f in self._reached(reached + forwards) if f not in self.body] if forwards else reached
 
     def _forward_side(self) -> set[ast.AST]:
         """Nodes of the entry, of a Function's forward and of their helpers, that no backward reaches.
