@@ -193,3 +193,10 @@ BACKWARD = "        scale_kernel_bwd[(1,)]"
 )  # fmt: skip
 def test_what_is_no_launcher_s_own__is_rejected(edit: tuple[str, str], rule: str, lib: Path) -> None:
     assert any(one.startswith(f"{rule}: ") for one in rejected(lib, edit)), rejected(lib, edit)
+
+
+def test_function_that_launches_nothing__lends_no_operations(lib: Path) -> None:
+    """The stub calls it too, by its name, and there is no copy of it."""
+    edit = (FORWARD, FORWARD.replace("torch.softmax(x, -1)", "torch.tanh(x)"))
+    found = rejected(lib, edit, stub=("from lib.ops import plain, scale", "scale(plain(x))"))
+    assert any(one.startswith("torch_math: ") for one in found)
