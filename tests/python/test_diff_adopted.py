@@ -214,11 +214,11 @@ def test_names__of_two_modules_and_of_the_user__do_not_meet(
 ) -> None:
     package()
     imports = "from adopted_lib import ops, second\n\n\ndef rows_of(x):\n    return x.t()\n\n\n"
-    imports += "OFFSET = 7.0\nBLOCK = 3"
+    imports += "OFFSET = 7.0\nBLOCK = 3\nutils = None"
     body = "y = ops.scaled_forward(second.bell(x), w)[0]\nreturn rows_of(y) * OFFSET"
     text = assert_drafted(write(stub(imports, body)))
     assert "settings as settings_" in text and "_scaled_kernel as _scaled_kernel_" in text
-    assert "rows_of as rows_of_" in text
+    assert "rows_of as rows_of_" in text and "utils as utils_" in text
     assert "return rows_of(y) * OFFSET" in text
 
 
