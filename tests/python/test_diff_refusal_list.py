@@ -295,6 +295,7 @@ WITHOUT_CASE = {
     "{Path(file).name}:{line}: {launch.name} is launched from another file{why}",
     "{one.name} of {Path(one.path).name} is not what its text makes",
     "{message} ({type(error).__name__}: {error})",
+    "{where} leads to the launch of {kernel} in another module, but calls no function by its name",
     "the source of {launch.name}, {path}, cannot be read",  # a kernel that is made of text
     "`{name}` reads `{wanted}`, which the launch does not pass",
     "`{name}` reads `{error.args[0]}`, which the launch does not pass",  # test_diff_heuristics.py
