@@ -84,6 +84,7 @@ class Forward:
     functions: tuple[str, ...] = ()  # of a module that people wrote themselves: all that could be checked
     borrowed: bool = False  # make_args is the module's, and there are several that it may be meant for
     hoisted: dict[str, str] | None = None  # launchers that host functions make: differentiate.read.launchers
+    adopted: Any = None  # functions of other modules that are read as this file's: differentiate.read.adopted
     _set_up: bool = field(default=False, repr=False)
 
     @property

@@ -291,7 +291,11 @@ WITHOUT_CASE = {
     "`{name}` of {site.launch.name} already holds differentiable values that this launch does not read",
     "the state of a while loop cannot be taped",  # refused by the reverse sweep before
     "`{inplace}` is overwritten, but not by one program an element",  # refused as an overwritten store before
-    "{launch.name} is launched from another file",
+    # test_diff_adopted.py
+    "{Path(file).name}:{line}: {launch.name} is launched from another file{why}",
+    "{one.name} of {Path(one.path).name} is not what its text makes",
+    "{message} ({type(error).__name__}: {error})",
+    "{where} leads to the launch of {kernel} in another module, but calls no function by its name",
     "the source of {launch.name}, {path}, cannot be read",  # a kernel that is made of text
     "`{name}` reads `{wanted}`, which the launch does not pass",
     "`{name}` reads `{error.args[0]}`, which the launch does not pass",  # test_diff_heuristics.py

@@ -17,6 +17,7 @@ import triton
 import triton.language
 
 from .. import draw
+from ..errors import Unusable
 from ..forward import Forward
 from .ir.nodes import GradWrite
 from .ir.refusal import Refusal
@@ -37,7 +38,7 @@ from .plans import (
     sums,
 )
 from .prove import overwrite
-from .read import block_sizes, launchers, parted, trace
+from .read import adopted, block_sizes, launchers, parted, trace
 from .read.home import Home
 from .read.host_functions import HostFunctions, Method
 from .reverse.sweep import writes
@@ -143,6 +144,28 @@ def differentiate(
 ) -> Draft:
     """Trace one call of the stub and write its backward; `others` are dims of calls that may launch what the
     first does not. Raises Refusal; errors.Unusable for the user's."""
+    with adopted.reading(fwd) as whole:
+        try:
+            draft = _differentiated(whole, dims, seed, dtype, schedule, config, others)
+        except Refusal as refusal:
+            raise whole.adopted.told(refusal, fwd.path) from None
+        except Unusable as error:
+            whole.adopted.place_of(error, fwd.path)
+            raise
+        draft.report = [_of_place(whole, report) for report in draft.report]
+    return draft
+
+
+def _differentiated(
+    fwd: Forward,
+    dims: dict[str, Any],
+    seed: int,
+    dtype: str | None,
+    schedule: str | None,
+    config: dict[str, Any] | None,
+    others: Sequence[dict[str, Any]],
+) -> Draft:
+    """The same for a forward with all that its launches need."""
     launchers.hoist(fwd)
     tuning.bind(fwd, config or {})
 
@@ -270,6 +293,7 @@ def _attempt(
     draft.text = "".join("\n" + part for part in parts).lstrip("\n")
     draft.text = "".join(_imports(fwd, draft.text)) + draft.text
     _shadow_nothing(fwd, draft.text)
+    draft.text = _adopted_imports(fwd, draft.text) + draft.text
     return draft
 
 
@@ -290,6 +314,23 @@ def _imports(fwd: Forward, text: str) -> list[str]:
             whole = module.__name__
             lines.append(f"import {whole}" + f" as {name}" * (name != whole) + "\n")
     return [*lines, "\n\n"] if lines else []
+
+
+def _adopted_imports(fwd: Forward, text: str) -> str:
+    """What the section imports for copies of functions of other modules, above what it imports itself."""
+    used = {n.id for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Name)}
+    lines = [line + "\n" for one in fwd.adopted.imports.statements(used) for line in break_line(one, WIDTH)]
+    first = text.split("\n", 1)[0]
+    return "".join([*lines, "" if first.startswith("import ") else "\n\n"]) if lines else ""
+
+
+def _of_place(fwd: Forward, report: LineReport) -> LineReport:
+    """A report on a line of another module's function names its file."""
+    place = fwd.adopted.place(report.line)
+    if place is None or report.line is None:
+        return report
+    where = f"{Path(place.path).name}:{place.line(report.line)}"
+    return replace(report, line=None, reason=f"{where}: {report.reason}")
 
 
 def _shadow_nothing(fwd: Forward, text: str) -> None:

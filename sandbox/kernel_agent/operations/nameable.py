@@ -193,17 +193,17 @@ def _hidden(tree: ast.Module) -> set[ast.AST]:
     for scope in ast.walk(tree):
         if isinstance(scope, _SCOPES):
             inside: list[ast.AST] = [*scope.body] if isinstance(scope.body, list) else [scope.body]
-            own = {arg.arg for arg in ast.walk(scope.args) if isinstance(arg, ast.arg)} | _stored(inside)
+            own = {arg.arg for arg in ast.walk(scope.args) if isinstance(arg, ast.arg)} | stored_in(inside)
         elif isinstance(scope, _COMPREHENSIONS):
             inside = [scope]
-            own = _stored([generator.target for generator in scope.generators])
+            own = stored_in([generator.target for generator in scope.generators])
         else:
             continue
         found |= {n for s in inside for n in ast.walk(s) if isinstance(n, ast.Name) and n.id in own}
     return found
 
 
-def _stored(todo: list[ast.AST]) -> set[str]:
+def stored_in(todo: list[ast.AST]) -> set[str]:
     """Names that statements bind in the scope they stand in, but for those that are imported there."""
     stored, others, todo = set[str](), set[str](), list(todo)
     while todo:

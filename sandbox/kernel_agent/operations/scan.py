@@ -20,6 +20,7 @@ from .. import handwritten
 from ..handwritten import HandWritten
 from ..source import MARKER, autodiff_names, backward_starts, parse, read, words
 from . import nameable as closed
+from .borrowed import Borrowed
 from .elsewhere import Elsewhere, around
 from .nameable import Names
 
@@ -175,6 +176,8 @@ class _Scanner:
         self.taking_part = self._taking_part()
         self.function = self._find_function()
         self.stub_texts = self._stub_texts()
+        launching = self._stub_functions(with_methods=True) if self.own is None else ()
+        self.borrowed = Borrowed(tree, self.names, launching, elsewhere)
         self.forward_side = self._forward_side()
         self.judged = {node for part in self.taking_part for node in ast.walk(part)}
         assigned = [part for part in self.taking_part if isinstance(part, (ast.Assign, ast.AnnAssign))]
@@ -245,10 +248,22 @@ class _Scanner:
 
     def _stub_texts(self) -> set[str]:
         """Every expression of the stub, and of what it calls, as written in the forward part."""
+        reached = self._stub_functions()
+        return {ast.dump(node) for f in reached for node in ast.walk(f) if isinstance(node, ast.expr)}
+
+    def _stub_functions(self, with_methods: bool = False) -> list[ast.FunctionDef]:
+        """The stub, and what it calls, in the forward part; `with_methods`: forwards of Functions that are
+        named there, too."""
         names = {self.entry.name.removesuffix("_autograd")} if self.entry is not None else set()
         stubs = [f for f in self._functions().values() if f.name in names and f not in self.body]
         reached = [f for f in self._reached(stubs) if f not in self.body]
-        return {ast.dump(node) for f in reached for node in ast.walk(f) if isinstance(node, ast.expr)}
+        named = (
+            {n.id for f in reached for n in ast.walk(f) if isinstance(n, ast.Name)} if with_methods else ()
+        )
+        owners = [n for n in self.tree.body if isinstance(n, ast.ClassDef) and n.name in named]
+        methods = [m for n in owners if n not in self.body for m in n.body if isinstance(m, ast.FunctionDef)]
+        forwards = [m for m in methods if m.name == "forward"]
+        return [f for f in self._reached(reached + forwards) if f not in self.body] if forwards else reached
 
     def _forward_side(self) -> set[ast.AST]:
         """Nodes of the entry, of a Function's forward and of their helpers, that no backward reaches.
@@ -266,7 +281,11 @@ class _Scanner:
 
     def _is_stubs_own(self, node: ast.expr) -> bool:
         """Of a module that people wrote themselves the whole forward is."""
-        return node in self.forward_side and (self.own is not None or ast.dump(node) in self.stub_texts)
+        return node in self.forward_side and (self.own is not None or self._is_written(node))
+
+    def _is_written(self, node: ast.expr) -> bool:
+        """Whether the stub has it, or a launcher of another module that it calls."""
+        return ast.dump(node) in self.stub_texts or self.borrowed.has(node)
 
     def _is_heuristic(self, node: ast.expr) -> bool:
         """`kernel.fn.values["BLOCK"](...)`: a rule of an imported kernel that the stub launches is asked. It
@@ -276,7 +295,7 @@ class _Scanner:
         kernel = node.value  # type: ignore[attr-defined]
         while isinstance(kernel, ast.Attribute) and kernel.attr == "fn":
             kernel = kernel.value
-        return ast.dump(kernel) in self.stub_texts
+        return self._is_written(kernel)
 
     @cached_property
     def _asked(self) -> set[ast.expr]:
@@ -407,6 +426,8 @@ class _Scanner:
             if not isinstance(node, (ast.Import, ast.ImportFrom)):
                 continue
             mine = self._is_mine(node)
+            if mine and self.own is None and self.borrowed.may_import(node):
+                continue
             for path in closed.imported(node):
                 broken = closed.judge_import(path)
                 if path.split(".")[0] not in closed.MODULES and path != _OUR_MARK:

@@ -30,6 +30,7 @@ from ..ir.spelling import gradient_name
 from ..ir.values import Arg, Kernel
 from ..prove import cover
 from ..prove.overwrite import number_of
+from . import adopted_calls
 from .block_sizes import Blocks, Grid, Tiles
 from .block_uses import Uses
 from .home import Home, asked_by, home_of, rules_of
@@ -231,6 +232,8 @@ def _trace(
         try:
             own = next((b for b in blocks if launch.site[1] in b.lines), None)
             site = _site(fwd, own.launch(launch) if own else launch, calls, functions, taken, folds, own)
+            if fwd.adopted is not None and fwd.adopted.place(launch.site[1]) is not None:
+                adopted_calls.check(fwd.path, HostFunctions(fwd.tree), launch.name)
             key = (site.call.lineno, site.call.col_offset)
             known = sites.get(key)
             if known is None or key not in settled and _more_active(site, known):
@@ -288,8 +291,10 @@ def _written(
     """Where the file has a launch: the host function, the call in it, and the kernel with its own file."""
     file, line = launch.site
     if file != fwd.path:
-        message = f"{launch.name} is launched from another file"
-        raise Refusal("launch", message, "Launch the kernel in this file.", fwd.stub_line)
+        why = fwd.adopted.reason(file, line) if fwd.adopted is not None else ""
+        message = f"{Path(file).name}:{line}: {launch.name} is launched from another file{why}"
+        remedy = "Launch it in this file, or in a function of a module that the stub calls by its name."
+        raise Refusal("launch", message, remedy, fwd.stub_line)
     here = [(f, c) for f, c in calls if c.lineno <= line <= (c.end_lineno or c.lineno)]
     if len(here) != 1:
         message = f"the launch of {launch.name} cannot be found in the source"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Sequence
+from pathlib import Path
 from types import ModuleType
 
 import torch
@@ -48,7 +49,7 @@ def host_copy(
     source = _noted(fwd.source, stub) if isinstance(stub, Method) else fwd.source
     lines = source.splitlines()
     edits: list[tuple[ast.AST, str]] = [
-        (u.call, f'untraced("{u.kernel_name}", {u.call.lineno})') for u in untraced if u.host is stub
+        (u.call, f'untraced("{u.kernel_name}", {_line_of(fwd, u.call)})') for u in untraced if u.host is stub
     ]
     for site in sites:
         if site.host is not stub:
@@ -156,6 +157,12 @@ def _before(node: ast.expr) -> ast.expr:
     place.lineno = place.end_lineno = node.lineno
     place.col_offset = place.end_col_offset = node.col_offset
     return place
+
+
+def _line_of(fwd: Forward, node: ast.expr) -> str:
+    """The line of a launch, as the copy names it."""
+    place = fwd.adopted.place(node.lineno) if fwd.adopted is not None else None
+    return str(node.lineno) if place is None else f'"{place.line(node.lineno)} of {Path(place.path).name}"'
 
 
 def _of_torch_cuda(fwd: Forward, function: ast.FunctionDef) -> list[ast.Name]:
