@@ -309,7 +309,7 @@ def _answered(
     answers: Answers, asked: str, original: Callable[..., Any], answer: Callable[..., Any]
 ) -> Callable[..., Any]:
     def ask(*args: Any, **kwargs: Any) -> Any:
-        if not answers.are_for(sys._getframe(1)):
+        if not answers.are_for(_asking()):
             return original(*args, **kwargs)
         value = answer(*args, **kwargs)
         shown = (
@@ -320,16 +320,42 @@ def _answered(
         answers.note(_user_frame(answers), asked, "done" if value is None else shown)
         return value
 
-    return ask
+    return _standing_in(original, ask)
 
 
 def _refused(answers: Answers, asked: str, original: Callable[..., Any]) -> Callable[..., Any]:
     def ask(*args: Any, **kwargs: Any) -> Any:
-        if not answers.are_for(sys._getframe(1)):
+        if not answers.are_for(_asking()):
             return original(*args, **kwargs)
         raise _needs_gpu(f"{asked} measures or drives a GPU")
 
-    return ask
+    return _standing_in(original, ask)
+
+
+def _standing_in(original: Callable[..., Any], ask: Callable[..., Any]) -> Callable[..., Any]:
+    """What stands for a function, or for a class: that stays one, of which libraries make types as they are
+    imported, `torch.cuda.CUDAGraph | None`, and others."""
+    if not isinstance(original, type):
+        return ask
+
+    def call(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        return ask(*args, **kwargs)
+
+    def is_one(cls: Any, value: Any) -> bool:
+        return isinstance(value, original)
+
+    methods = {"__call__": call, "__instancecheck__": is_one}
+    asked = type(f"Asked{original.__name__}", (type(original),), methods)
+    made: Callable[..., Any] = asked(original.__name__, (original,), {"__doc__": original.__doc__})
+    return made
+
+
+def _asking() -> types.FrameType:
+    """The frame that asks: the first that is not of this file."""
+    frame = sys._getframe(1)
+    while frame.f_code.co_filename == __file__ and frame.f_back is not None:
+        frame = frame.f_back
+    return frame
 
 
 class Driver:

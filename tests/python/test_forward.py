@@ -286,6 +286,37 @@ def test_device_questions__of_a_library__are_answered_with_the_line_of_the_file(
     assert asked["torch.cuda.current_device"] == asked["Tensor.device"] == 1
 
 
+CLASSES = """from __future__ import division
+import contextlib
+import torch
+
+GRAPHS: dict = {}
+
+
+class Timed(torch.cuda.Event):
+    pass
+
+
+def graph_of(key: int) -> torch.cuda.CUDAGraph | None:
+    return GRAPHS.get(key)
+
+
+def on(stream: torch.cuda.Stream | torch.cuda.Event | None = None) -> contextlib.AbstractContextManager | None:
+    return None
+
+
+ARE = [isinstance(None, torch.cuda.Event), isinstance(torch.cuda.Event, type), issubclass(Timed, torch.cuda.Event)]
+"""
+
+
+def test_device_questions__classes_that_nothing_is_asked_of__stay_classes(write, tmp_path):
+    """Libraries have them in annotations that are evaluated as they are imported, and for a base."""
+    before = torch.cuda.CUDAGraph, torch.cuda.Event, torch.cuda.Stream
+    fwd = forward.load(write(SCALE.replace("import torch\n", CLASSES, 1)))
+    assert fwd.module.ARE == [False, True, True]
+    assert (torch.cuda.CUDAGraph, torch.cuda.Event, torch.cuda.Stream) == before
+
+
 def test_file_that_reads_what_it_may_not__is_told_what_can_be_read(write):
     """As a child is told by the jail."""
     text = "raise PermissionError(13, 'Permission denied', '/home/me/lib/__init__.py')\n" + SCALE
