@@ -287,7 +287,6 @@ def test_device_questions__of_a_library__are_answered_with_the_line_of_the_file(
 
 
 CLASSES = """from __future__ import division
-import contextlib
 import torch
 
 GRAPHS: dict = {}
@@ -301,11 +300,12 @@ def graph_of(key: int) -> torch.cuda.CUDAGraph | None:
     return GRAPHS.get(key)
 
 
-def on(stream: torch.cuda.Stream | torch.cuda.Event | None = None) -> contextlib.AbstractContextManager | None:
+def on(stream: torch.cuda.Stream | torch.cuda.Event | None = None) -> None:
     return None
 
 
-ARE = [isinstance(None, torch.cuda.Event), isinstance(torch.cuda.Event, type), issubclass(Timed, torch.cuda.Event)]
+EVENT = torch.cuda.Event
+ARE = [isinstance(None, EVENT), isinstance(EVENT, type), issubclass(Timed, EVENT)]
 """
 
 
