@@ -196,6 +196,42 @@ def test_parameter_without_a_gradient__has_none_where_it_is_none_or_made_contigu
     )
 
 
+HANDED_BACK = """
+@autodiff(inputs_require_grad=(0,))
+def weighted(x, weight):
+    TURNS
+    return x
+
+
+def launched(x, weight):
+    weight = weight.contiguous()
+    y = torch.empty_like(x)
+    grid = (triton.cdiv(x.numel(), 16),)
+    weighted_kernel[grid](x, weight, y, x.numel(), HAS_WEIGHT=True, BLOCK=16)
+    return y, NEXT
+"""
+ONCE = "x, weight = launched(x, weight)"
+
+
+@pytest.mark.parametrize(
+    ("turns", "handed", "wanted"),
+    [
+        (ONCE, "weight", False),
+        (f"for _ in range(1 + (x.numel() < 10)):\n        {ONCE}", "y * 0.5", True),
+        (f"{ONCE}\n    {ONCE}", "y * 0.5", True),
+    ],
+)
+def test_parameter_that_a_launcher_hands_back__is_constant_before_that(
+    turns: str, handed: str, wanted: bool, write: Callable[[str], Path]
+) -> None:
+    head, _, rest = WEIGHTED.partition("@autodiff")
+    body = HANDED_BACK.replace("TURNS", turns).replace("NEXT", handed)
+    file = write(head + body + "\n\ndef make_args" + rest.partition("def make_args")[2])
+    result = draft(file, {"N": 20, "weighted": True})
+    assert ("d_w_ptr" in result["backward"]) is wanted
+    assert_right(file, result, [({"N": n, "weighted": True}, "normal") for n in (20, 9)])
+
+
 @pytest.mark.parametrize("asked", ["HAS_WEIGHT", "w_ptr is not None"])
 def test_launch_without_a_gradient_in_the_traced_call__has_one_where_another_gives_it(
     asked: str, write: Callable[[str], Path]

@@ -31,7 +31,10 @@ class Host:
         functions: dict[str, ast.FunctionDef],
         constant: dict[str, set[str]] | None = None,
         handed: set[str] | None = None,
+        until: ast.Call | None = None,
     ) -> None:
+        """`until`: what is assigned by the statement of a call, or behind it, is not seen, where no loop comes
+        back to that."""
         self.function = function
         self.constant, self.handed = constant or {}, handed or set()
         self.calls = [
@@ -44,7 +47,7 @@ class Host:
         ]
         self.parameters = {a.arg for a in ast.walk(function.args) if isinstance(a, ast.arg)}
         self.assigned: dict[str, list[ast.expr | None]] = {}  # None: by a loop or in place
-        for node in ast.walk(function):
+        for node in _before(function, until):
             self._note(node)
         self.callers = [
             (other, call)
@@ -134,7 +137,7 @@ class Host:
                 return False
             given = {k.arg: k.value for k in call.keywords} | dict(zip(names, call.args, strict=False))
             others = {key: one for key, one in self.functions.items() if one is not self.function}
-            if name in given and not Host(caller, others, self.constant, self.handed).of_constants(
+            if name in given and not Host(caller, others, self.constant, self.handed, call).of_constants(
                 given[name]
             ):
                 return False
@@ -148,7 +151,7 @@ class Host:
         for caller, call in self.callers:
             given = {k.arg: k.value for k in call.keywords} | dict(zip(names, call.args, strict=False))
             others = {key: one for key, one in self.functions.items() if one is not self.function}
-            if name in given and Host(caller, others, self.constant, self.handed).changes(given[name]):
+            if name in given and Host(caller, others, self.constant, self.handed, call).changes(given[name]):
                 return True
         return False
 
@@ -205,6 +208,21 @@ class Host:
             and n.lineno < launch.lineno
             for n in _valued(self.function)
         )
+
+
+def _before(function: ast.FunctionDef, call: ast.Call | None) -> list[ast.AST]:
+    """What is done in a function until it makes a call: not the statement of that, nor those behind it."""
+    every = list(ast.walk(function))
+    above = {child: node for node in every for child in ast.iter_child_nodes(node)}
+    around: list[ast.AST] = [] if call is None else [call]
+    while around and around[-1] is not function:
+        around.append(above[around[-1]])
+    again = ast.For | ast.While | ast.FunctionDef | ast.Lambda
+    statements = [node for node in around if isinstance(node, ast.stmt)]
+    if not statements or any(isinstance(node, again) for node in around[:-1]):
+        return every
+    last = statements[0].end_lineno or statements[0].lineno
+    return [n for n in every if not isinstance(n, ast.stmt) or (n is not statements[0] and n.lineno <= last)]
 
 
 def _measures(written: ast.expr) -> str | None:
