@@ -33,7 +33,7 @@ class Host:
         handed: set[str] | None = None,
         until: ast.Call | None = None,
     ) -> None:
-        """`until`: what is assigned by the statement of a call, or behind it, is not seen, where no loop comes
+        """`until`: what the statement of a call assigns, or one behind it, is not seen, where no loop comes
         back to that."""
         self.function = function
         self.constant, self.handed = constant or {}, handed or set()
