@@ -13,7 +13,6 @@ import torch
 
 from .. import draw
 from ..errors import Unusable
-from ..forward import Forward
 from ..layout import repeats
 from ..watching import same_bytes
 
@@ -106,7 +105,7 @@ def _beside(case: Case, graph: Graph, told: dict[str, Any]) -> dict[str, torch.T
         if isinstance(value, torch.Tensor) and value.is_floating_point() and name not in case.fwd.grads
     }
     arguments.arguments.update(unnamed)
-    second = other.call(_without_defaults(case.fwd, arguments), leaves)
+    second = other.call(_without_defaults(case, arguments), leaves)
     returned = other.backward("again", second.outputs, unnamed, second.upstreams) if unnamed else {}
     own = _stubs_own(case, arguments, unnamed, second.upstreams) if returned else {}
     case.told["unnamed"] = [n for n, grad in returned.items() if n not in own or not _is_near(grad, own[n])]
@@ -259,14 +258,19 @@ QUESTIONS: dict[str, Callable[[Case, Graph, Any], dict[str, torch.Tensor]]] = {
 }
 
 
-def _without_defaults(fwd: Forward, arguments: inspect.BoundArguments) -> inspect.BoundArguments:
-    """The same call, where what equals the stub's default is left to the entry's own."""
-    for parameter in fwd.params:
+def _without_defaults(case: Case, arguments: inspect.BoundArguments) -> inspect.BoundArguments:
+    """The same call, where what equals the stub's default is left to the entry's own. Of an `apply`, which
+    takes no names, no argument that stands before one that is given."""
+    owner = getattr(case.entry, "__self__", None)
+    by_place = isinstance(owner, type) and issubclass(owner, torch.autograd.Function)
+    for parameter in reversed(case.fwd.params):
         given = arguments.arguments.get(parameter.name)
         if parameter.name not in arguments.arguments:
             continue  # **options of which none was given
         if type(given) is type(parameter.default) and same_value(given, parameter.default):
             del arguments.arguments[parameter.name]
+        elif by_place:
+            break
     return arguments
 
 

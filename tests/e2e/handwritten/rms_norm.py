@@ -117,4 +117,5 @@ SWEEP = [{"M": 5, "N": 24}]
 
 def make_args(dims, device="cuda", dtype=torch.float32):
     x = torch.randn(dims["M"], dims["N"], device=device, dtype=dtype)
-    return x, torch.randn(dims["N"], device=device, dtype=dtype)
+    # the default epsilon, and not the default offset
+    return x, torch.randn(dims["N"], device=device, dtype=dtype), 1e-6, 1.0
