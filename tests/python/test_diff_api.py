@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 from types import ModuleType
 from typing import Any
 
@@ -25,6 +26,19 @@ def module() -> ModuleType:
 
 def test_grad__by_function_or_path__is_the_same_text() -> None:
     assert grad(module().swiglu, DIMS).text == grad(FILE, DIMS).text == grad(str(FILE), DIMS).text
+
+
+def test_grad__on_a_cpu__calls_nothing_at_the_sizes_of_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[int] = []
+    make = torch.randn
+
+    def noted(shape: tuple[int, ...], **options: Any) -> torch.Tensor:
+        drawn.append(math.prod(shape))
+        return make(shape, **options)
+
+    monkeypatch.setattr(torch, "randn", noted)
+    assert grad(FILE, DIMS).text
+    assert 0 < max(drawn) <= api.ON_CPU
 
 
 def test_grad__wrt_one_input__leaves_the_other_out() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
+import math
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
@@ -22,6 +23,10 @@ AUTODIFF = """
 def autodiff(inputs_require_grad=(), idxs_buffers=()):  # marks the stub for kernel-agent
     return lambda stub: stub
 """
+
+# The product of sizes up to which a script on a CPU makes calls of others in SWEEP: those of models, which are
+# meant for a GPU, would be drawn with gigabytes each.
+ON_CPU = 1 << 20
 
 Rule = Callable[[Any, Any, Any], Sequence[Any]]
 
@@ -137,8 +142,13 @@ def _of_stub(
     if wrt is not None:
         fwd.grads = tuple(_parameter(fwd, one) for one in ([wrt] if isinstance(wrt, (int, str)) else wrt))
     sweep = fwd.sweep_cpu or fwd.sweep
-    others = [shape.dims for shape in sweep]
+    others = [shape.dims for shape in sweep if device != "cpu" or _elements(shape.dims) <= ON_CPU]
     return differentiate(fwd, dims or sweep[0].dims, seed, dtype, schedule, config, others)
+
+
+def _elements(dims: dict[str, Any]) -> int:
+    """The product of the sizes."""
+    return math.prod(size for size in dims.values() if isinstance(size, int) and size > 0)
 
 
 def _file_of(stub: Callable[..., Any] | str | Path) -> Path:
