@@ -38,7 +38,7 @@ def test_grad__on_a_cpu__calls_nothing_at_the_sizes_of_models(monkeypatch: pytes
 
     monkeypatch.setattr(torch, "randn", noted)
     assert grad(FILE, DIMS).text
-    assert 0 < max(drawn) <= api.ON_CPU
+    assert 0 < max(drawn) < 10**6
 
 
 def test_grad__wrt_one_input__leaves_the_other_out() -> None:

@@ -24,8 +24,8 @@ def autodiff(inputs_require_grad=(), idxs_buffers=()):  # marks the stub for ker
     return lambda stub: stub
 """
 
-# The product of sizes up to which a script on a CPU makes calls of others in SWEEP: those of models, which are
-# meant for a GPU, would be drawn with gigabytes each.
+# The product of sizes up to which a script on a CPU makes calls of others in SWEEP: those of models, which
+# are meant for a GPU, would be drawn with gigabytes each.
 ON_CPU = 1 << 20
 
 Rule = Callable[[Any, Any, Any], Sequence[Any]]
