@@ -309,7 +309,7 @@ ARE = [isinstance(None, EVENT), isinstance(EVENT, type), issubclass(Timed, EVENT
 """
 
 
-def test_device_questions__classes_that_nothing_is_asked_of__stay_classes(write, tmp_path):
+def test_device_questions__classes_that_nothing_is_asked_of__stay_classes(write):
     """Libraries have them in annotations that are evaluated as they are imported, and for a base."""
     before = torch.cuda.CUDAGraph, torch.cuda.Event, torch.cuda.Stream
     fwd = forward.load(write(SCALE.replace("import torch\n", CLASSES, 1)))
