@@ -51,25 +51,28 @@ static double elements_of(const json_t *tensor)
     return count;
 }
 
-/* Elements of the largest tensor of a shape that preflight has accepted, and whether it costs much. */
-static double largest_of(const struct ka_run *run, const json_t *dims, bool *costly)
+/* A shape that preflight has accepted (borrowed), by its sizes; NULL: none. */
+static const json_t *accepted(const struct ka_run *run, const json_t *dims)
+{
+    KA_EACH(run->shapes, i, shape) {
+        if (json_equal(json_object_get(shape, "dims"), dims))
+            return shape;
+    }
+    return NULL;
+}
+
+/* Elements of its largest tensor. */
+static double largest_of(const json_t *shape)
 {
     double most = 0;
-    *costly = false;
-    KA_EACH(run->shapes, i, shape) {
-        if (!json_equal(json_object_get(shape, "dims"), dims))
-            continue;
-        *costly = json_is_true(json_object_get(shape, "costly"));
-        KA_EACH(json_object_get(shape, "tensors"), k, tensor)
-            most = fmax(most, elements_of(tensor));
-    }
+    KA_EACH(json_object_get(shape, "tensors"), i, tensor)
+        most = fmax(most, elements_of(tensor));
     return most;
 }
 
 uint64_t ka_run_budget(const struct ka_run *run, const json_t *dims)
 {
-    bool costly;
-    double most = largest_of(run, dims, &costly), size = ka_plan_size(dims);
+    double most = largest_of(accepted(run, dims)), size = ka_plan_size(dims);
     if (most < HUGE_TENSOR || most <= SQUARE_TIMES * size)
         return KA_SHAPES_BUDGET;
     return (uint64_t)fmax(BUDGET_LEAST, (double)KA_SHAPES_BUDGET * SQUARE_TIMES * size / most);
@@ -78,11 +81,11 @@ uint64_t ka_run_budget(const struct ka_run *run, const json_t *dims)
 json_t *ka_run_small(const struct ka_run *run, json_t *dims)
 {
     json_t *small;
-    bool costly;
+    const json_t *shape = accepted(run, dims);
     if (!ka_run_on_gpu(run) || ka_shapes_scale(dims, ka_run_budget(run, dims), 0, &small))
         return json_incref(dims);
-    bool square = largest_of(run, dims, &costly) > SQUARE_TIMES * ka_plan_size(dims);
-    return square && costly ? little(dims, small) : small;
+    bool square = largest_of(shape) > SQUARE_TIMES * ka_plan_size(dims);
+    return square && json_is_true(json_object_get(shape, "costly")) ? little(dims, small) : small;
 }
 
 json_t *ka_run_interpreted(const struct ka_run *run, json_t *dims)
