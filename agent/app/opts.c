@@ -503,6 +503,28 @@ json_t *ka_opts_given(const struct ka_opts *opts)
     return given;
 }
 
+json_t *ka_opts_texts(const struct ka_settings *run)
+{
+    _Static_assert(AT(run) == 0, "those of runs come first");
+    json_t *texts = json_object();
+    for (size_t i = 0; i < KA_COUNT(rows); i++)
+        if (rows[i].offset < sizeof(*run))
+            json_object_set_new(texts, rows[i].name, value_of((const struct ka_opts *)run, &rows[i]));
+    return texts; /* without those that are NULL */
+}
+
+int ka_opts_go_on(struct ka_opts *opts, const json_t *texts, struct ka_err *err)
+{
+    static const char *const anew[] = {"out", "backend", "draft", "no-wait", "device", NULL};
+    int rc = 0;
+    for (size_t i = 0; i < KA_COUNT(rows) && rc == 0; i++) {
+        const char *text = json_string_value(json_object_get(texts, rows[i].name));
+        if (text && rows[i].offset < sizeof(opts->run) && !opts->begun[i] && !is_one_of(anew, rows[i].name))
+            rc = set_value(opts, &rows[i], text, "of the run that began: --", err);
+    }
+    return rc;
+}
+
 const char *ka_opts_config_path(int argc, char **argv)
 {
     for (int i = 1; i < argc; i++) {

@@ -64,6 +64,13 @@ void ka_opts_adopt(struct ka_opts *opts, struct ka_opts *from, const char *const
  * reference). */
 json_t *ka_opts_given(const struct ka_opts *opts);
 
+/* Every option that is a run's, as text: name -> text (new reference). */
+json_t *ka_opts_texts(const struct ka_settings *run);
+
+/* Take over texts of a run that began earlier, but for what the command line gives, and for where a run is
+ * kept, who answers it and which machine it needs: those are asked for anew. -EINVAL with a message. */
+int ka_opts_go_on(struct ka_opts *opts, const json_t *texts, struct ka_err *err);
+
 /* The value of --config in argv, or NULL: wanted before anything else is read. */
 const char *ka_opts_config_path(int argc, char **argv);
 

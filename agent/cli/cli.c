@@ -129,25 +129,29 @@ static void on_interrupt(void *arg)
     ka_run_interrupt(one->run);
 }
 
-static int start_or_resume(struct one_run *one, struct ka_err *err)
+/* The folder that --resume means. free() it. */
+static char *folder_to_resume(const struct ka_opts *opts, struct ka_err *err)
 {
-    const struct ka_opts *opts = one->opts;
-    const struct ka_run_req request = {.settings = &one->settings,
-                                       .file = opts->file_path,
-                                       .mode = KA_RUN_COMPLETE,
-                                       .done = on_run_done,
-                                       .arg = one};
-    if (!opts->resume)
-        return ka_run_start(&one->app, &request, &one->run, err);
-    KA_AUTO_FREE char *dir = NULL;
+    char *dir = NULL;
     if (opts->resume[0])
         dir = ka_strdup(opts->resume);
     else if (opts->file_path)
         dir = ka_run_find_unfinished(opts->run.out, opts->file_path);
     if (!dir)
-        return ka_fail(err, -EINVAL, "--resume: no unfinished run of %s below %s; name the run folder",
-                       opts->file_path ? opts->file_path : "a file", opts->run.out);
-    return ka_run_resume(&one->app, &one->settings, dir, on_run_done, one, &one->run, err);
+        ka_fail(err, -EINVAL, "--resume: no unfinished run of %s below %s; name the run folder",
+                opts->file_path ? opts->file_path : "a file", opts->run.out);
+    return dir;
+}
+
+static int start_or_resume(struct one_run *one, const char *folder, struct ka_err *err)
+{
+    const struct ka_run_req request = {.settings = &one->settings,
+                                       .file = one->opts->file_path,
+                                       .mode = KA_RUN_COMPLETE,
+                                       .done = on_run_done,
+                                       .arg = one};
+    return folder ? ka_run_resume(&one->app, &one->settings, folder, on_run_done, one, &one->run, err)
+                  : ka_run_start(&one->app, &request, &one->run, err);
 }
 
 static int run_main(struct ka_opts *opts)
@@ -155,6 +159,10 @@ static int run_main(struct ka_opts *opts)
     struct ka_err err;
     if (!opts->file_path && !opts->resume)
         return missing_word("--file-path");
+    KA_AUTO_FREE char *folder = opts->resume ? folder_to_resume(opts, &err) : NULL;
+    json_auto_t *options = folder ? ka_run_options(folder) : NULL;
+    if ((opts->resume && !folder) || ka_opts_go_on(opts, options, &err))
+        return ka_show_problem(&err, 2);
     struct one_run one = {.opts = opts, .exit_code = 1};
     int code = ka_app_open(&one.app, opts, true, 1, &err);
     if (code == 0 && ka_settings_init(&one.settings, opts, &one.app, true, &err))
@@ -164,10 +172,10 @@ static int run_main(struct ka_opts *opts)
         return ka_show_problem(&err, code);
     }
     one.signals = ka_signals_start(one.app.loop, on_interrupt, &one);
-    int rc = start_or_resume(&one, &err);
+    int rc = start_or_resume(&one, folder, &err);
     if (rc) {
         ka_signals_stop(one.signals);
-        code = ka_show_problem(&err, (rc == -ENOENT || rc == -EFBIG) && !opts->resume ? 3 : 2);
+        code = ka_show_problem(&err, (rc == -ENOENT || rc == -EFBIG) && !folder ? 3 : 2);
     } else {
         ka_loop_run(one.app.loop);
         code = one.exit_code;

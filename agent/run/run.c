@@ -8,6 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "agent/app/opts.h"
 #include "agent/core/compose.h"
 #include "agent/core/fields.h"
 #include "agent/disk/modules.h"
@@ -157,6 +158,7 @@ static int save_start(struct ka_run *run, struct ka_err *err)
         run->forward, "modules", run->modules_hash, "path", settings->path, "device", run->settings.device,
         "target", settings->target, "dtype", settings->dtype, "sweep", settings->sweep, "backend",
         settings->backend, "no_optimise", settings->no_optimise, "pid", (int)getpid(), "version", 1);
+    json_object_set_new(start, "options", ka_opts_texts(settings));
     int rc = ka_state_put(run->state, "start", start, err);
     ka_record_add(run->record, "start", json_incref(start));
     json_decref(start);
@@ -278,6 +280,21 @@ static void load_documents(struct ka_run *run)
     run->seconds_before = json_number_value(json_object_get(run->totals, "seconds"));
 }
 
+/* Shapes, dtype and target decide what its verdicts and times are of. */
+static int check_options(const struct ka_run *run, const json_t *start, struct ka_err *err)
+{
+    const struct ka_settings *now = &run->settings;
+    const char *const options[][2] = {
+        {"sweep", now->sweep}, {"dtype", now->dtype}, {"target", now->target}, {"path", now->path}};
+    for (size_t i = 0; i < KA_COUNT(options); i++) {
+        const char *name = options[i][0], *began = ka_text_of(start, name, options[i][1]);
+        if (strcmp(began, options[i][1]) != 0)
+            return ka_fail(err, -ESTALE, "the run %s began with --%s '%s', not '%s'; start a fresh run",
+                           run->dir, name, began, options[i][1]);
+    }
+    return 0;
+}
+
 /* The budgets may be raised on resume; what the run is about may not change. */
 static int check_same(struct ka_run *run, const json_t *start, struct ka_err *err)
 {
@@ -300,6 +317,8 @@ static int check_same(struct ka_run *run, const json_t *start, struct ka_err *er
                      "a module that %s imports has changed since the run %s began; start a "
                      "fresh run",
                      run->file, run->dir);
+    if (rc == 0)
+        rc = check_options(run, start, err);
     const char *device = ka_text_of(start, "device", "?");
     if (rc == 0 && strcmp(device, run->settings.device) != 0)
         rc = ka_fail(err, -ESTALE, "the run %s began on %s; resume it there, or with --device %s", run->dir,
@@ -355,6 +374,9 @@ int ka_run_resume(struct ka_app *app, const struct ka_settings *settings, const 
         goto fail;
     if (json_is_true(json_object_get(start, "no_optimise"))) /* what the run is for; a budget may change */
         run->settings.no_optimise = true;
+    if (run->settings.answers != KA_BACKEND_NONE && strcmp(run->settings.draft, "auto") == 0)
+        ka_settings_set(&run->settings.draft,
+                        ka_text_of(json_object_get(start, "options"), "draft", run->settings.draft));
     run->job.limits = limits_of(&run->settings);
     rc = check_answered(run, start, err);
     if (rc)
@@ -367,6 +389,15 @@ int ka_run_resume(struct ka_app *app, const struct ka_settings *settings, const 
 fail:
     ka_run_free(run);
     return rc;
+}
+
+json_t *ka_run_options(const char *dir)
+{
+    KA_AUTO_FREE char *db = ka_path_join(dir, "run.db");
+    struct ka_state *state = NULL;
+    json_auto_t *start = ka_state_open(db, false, NULL, &state, NULL) ? NULL : ka_state_get(state, "start");
+    ka_state_close(state);
+    return json_incref(json_object_get(start, "options"));
 }
 
 /* Says its record that it is of this file? For a run whose state another process has open. */

@@ -42,9 +42,13 @@ struct ka_run_req {
 int ka_run_start(struct ka_app *app, const struct ka_run_req *req, struct ka_run **out, struct ka_err *err);
 
 /* Go on with a run folder. -ENOENT: no such run; -EBUSY: another process has it; -ESTALE: the user's file has
- * changed. */
+ * changed, or the settings ask for other shapes, another dtype, target or device. */
 int ka_run_resume(struct ka_app *app, const struct ka_settings *settings, const char *dir,
                   ka_run_done_fn done, void *arg, struct ka_run **out, struct ka_err *err);
+
+/* The options of a run folder as it began: name -> text (new reference); NULL: it cannot be read, or does not
+ * say. */
+json_t *ka_run_options(const char *dir);
 
 /* The newest run folder of `file` below `out` that has not ended, also one that another process
  * works on (to resume it is -EBUSY); NULL if there is none. free() it. */

@@ -171,6 +171,34 @@ def test_changed_forward_is_not_resumed(agent: Agent, forward: Path) -> None:
     assert done.code == 2 and "has changed" in done.err
 
 
+def test_options_that_are_not_given_again_are_those_of_the_beginning(agent: Agent, small: Path) -> None:
+    """One shape of another size, in half precision: nothing of that is in the file."""
+    about = [
+        "--sweep",
+        '[{"N": 40}]',
+        "--dtype",
+        "float16",
+        "--draft",
+        "llm",
+        "--no-optimise",
+        "--max-iters",
+        "1",
+    ]
+    box = ["--file-path", small, "--backend", "mailbox:box", "--no-wait", "--json"]
+    first = agent(*box, *about)
+    assert first.code == 75, first.err
+    answer(agent, fenced(SMALL_WRONG))
+    other = agent(*box, "--resume", "--dtype", "float32")
+    assert other.code == 2 and "began with --dtype 'float16', not 'float32'" in other.err, other.err
+    only = agent(*box, "--resume", "--max-iters", "2")  # a budget may be raised
+    assert only.code == 75, only.err
+    answer(agent, fenced(SMALL_BACKWARD))
+    last = agent(*box, "--resume", "--max-iters", "2")
+    assert last.code == 0, last.err
+    assert last.result["per_shape"][0]["shape"] == {"N": 40}, last.result
+    assert last.result["gradients"][0]["error"] > 1e-5  # of half precision
+
+
 def test_two_processes_on_one_run(agent: Agent, forward: Path) -> None:
     process = agent.start("--file-path", forward, "--backend", "mailbox:box", "--draft", "llm")
     run_dir = wait_for_state(agent, "draft")
