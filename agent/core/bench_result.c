@@ -82,6 +82,15 @@ static struct need need_of(const json_t *ceilings, const json_t *needed, const c
     return need;
 }
 
+json_t *ka_bench_floor(const json_t *roof, const char *pass)
+{
+    struct need need = need_of(roof, roof, pass);
+    return json_pack("{s:f, s:s, s:f, s:f, s:f, s:f}", "floor_ms", need.floor_ms, "floor_of",
+                     need.by_flops ? "flops" : "bytes", "bytes", told(need.bytes), "bytes_per_s",
+                     told(need.bandwidth * 1e3), "flops", told(need.flops), "flops_per_s",
+                     told(need.rate * 1e3));
+}
+
 static json_t *refused(json_t *why)
 {
     return json_pack("{s:o}", "refused", why);

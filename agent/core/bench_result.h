@@ -39,6 +39,11 @@ struct ka_bench_facts {
 /* A new reference. */
 json_t *ka_bench_result(const struct ka_bench_facts *facts);
 
+/* What a pass takes at least, of one result that has both ceilings and what the shape asks of them:
+ * {"floor_ms", "floor_of", "bytes", "bytes_per_s", "flops", "flops_per_s"} (new reference), 0 where unknown.
+ */
+json_t *ka_bench_floor(const json_t *roof, const char *pass);
+
 /* Passes and subjects in the order in which they are shown; NULL past the last. */
 const char *ka_bench_pass(size_t i);
 const char *ka_bench_subject(size_t i); /* the first is ours */

@@ -535,12 +535,64 @@ void ka_describe_times(const json_t *times, struct ka_buf *out)
     ka_buf_puts(out, ".");
 }
 
+static const char *pass_name(const char *pass)
+{
+    return strcmp(pass, "fwd") == 0 ? "forward" : "backward";
+}
+
+static void put_kernel_times(const json_t *kernels, struct ka_buf *out)
+{
+    KA_EACH(kernels, i, kernel) {
+        double launches = ka_number_of(kernel, "launches", 1);
+        ka_buf_printf(out, "%s`%s` (%s) %.4g ms", i ? "; " : "", ka_text_of(kernel, "name", "?"),
+                      pass_name(ka_text_of(kernel, "pass", "")), ka_number_of(kernel, "ms", 0));
+        if (launches > 1)
+            ka_buf_printf(out, " in %.0f launches", launches);
+    }
+}
+
+static void put_floor(const json_t *floor, const char *pass, struct ka_buf *out)
+{
+    bool products = strcmp(ka_text_of(floor, "floor_of", "bytes"), "flops") == 0;
+    ka_buf_printf(out, "%s %.4g ms (%s, %.4g %s at %.4g T%s/s)", pass_name(pass),
+                  ka_number_of(floor, "floor_ms", 0), products ? "its products" : "its bytes",
+                  ka_number_of(floor, products ? "flops" : "bytes", 0) / (products ? 1e9 : 1e6),
+                  products ? "GFLOP" : "MB",
+                  ka_number_of(floor, products ? "flops_per_s" : "bytes_per_s", 0) / 1e12,
+                  products ? "FLOP" : "B");
+}
+
+void ka_describe_kernels(const json_t *times, struct ka_buf *out)
+{
+    const json_t *kernels = json_object_get(times, "kernels"), *floor = json_object_get(times, "floor");
+    const json_t *shapes = json_object_get(times, "shapes");
+    if (json_array_size(kernels)) {
+        ka_buf_puts(out, "Each kernel by itself, in plain calls on ");
+        ka_describe_dims(json_object_get(json_array_get(shapes, json_array_size(shapes) - 1), "dims"), out);
+        ka_buf_puts(out, ": ");
+    }
+    put_kernel_times(kernels, out);
+    ka_buf_puts(out, json_array_size(kernels) ? "." : "");
+    if (json_is_object(floor)) {
+        ka_buf_printf(out, "%sAt what a copy and a product of matrices reach on this GPU, ",
+                      json_array_size(kernels) ? " " : "");
+        put_floor(json_object_get(floor, "fwd"), "fwd", out);
+        ka_buf_puts(out, " and ");
+        put_floor(json_object_get(floor, "bwd"), "bwd", out);
+        ka_buf_puts(out, " are the least.");
+    }
+}
+
 int ka_describe_facts(const json_t *facts, struct ka_buf *out)
 {
     KA_AUTO_BUF struct ka_buf body = {0};
     const json_t *times = json_object_get(facts, "times");
+    KA_AUTO_BUF struct ka_buf parts = {0};
     ka_describe_times(times, out);
     ka_buf_puts(out, json_is_object(times) ? "\n\n" : "");
+    ka_describe_kernels(times, &parts);
+    if (parts.len)
+        ka_buf_printf(out, "%s\n\n", parts.data);
     json_auto_t *kernels = kernels_of(facts);
     put_traffic(facts, "forward", &body);
     put_traffic(facts, "backward", &body);
@@ -574,7 +626,8 @@ int ka_describe_attempt(const json_t *entry, struct ka_buf *out)
     bool verified = json_is_true(json_object_get(entry, "verified"));
     double required = ka_number_of(entry, "required", -1), hidden = ka_number_of(entry, "hidden", -1),
            cost = ka_number_of(entry, "cost", -1);
-    const char *direction = ka_text_of(entry, "direction", ""), *unusable = ka_text_of(entry, "unusable", "");
+    const char *direction = ka_text_of(entry, "direction", ""), *unusable = ka_text_of(entry, "unusable", ""),
+               *untimed = ka_text_of(entry, "untimed", "");
     ka_buf_printf(out, "%s by %s", ka_text_of(entry, "phase", "attempt"), ka_text_of(entry, "origin", "?"));
     if (*direction)
         ka_buf_printf(out, ", direction \"%s\"", direction);
@@ -596,10 +649,16 @@ int ka_describe_attempt(const json_t *entry, struct ka_buf *out)
                       ka_number_of(times, "low", 0), ka_number_of(times, "high", 0));
     else if (json_is_object(times))
         ka_buf_printf(out, ", %.4g ms", ka_number_of(times, "ms", 0));
+    else if (*untimed)
+        ka_buf_printf(out, ", not timed (%.*s)", (int)strcspn(untimed, "\n"), untimed);
     else if (cost >= 0)
         ka_buf_printf(out, ", cost %.4g", cost);
     if (json_is_boolean(kept))
         ka_buf_puts(out, json_is_true(kept) ? ", kept" : *direction ? ", not kept" : ", rolled back");
+    if (json_is_false(kept) && json_object_get(times, "kernels")) { /* the best's are told by themselves */
+        ka_buf_puts(out, "; its kernels: ");
+        put_kernel_times(json_object_get(times, "kernels"), out);
+    }
     if (!verified && *facts) {
         ka_buf_puts(out, "; ");
         ka_describe_finding(facts, out);

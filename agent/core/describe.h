@@ -34,6 +34,9 @@ bool ka_describe_raised(const json_t *facts, const struct ka_place *place, struc
 /* The times of a race ("times" of a candidate's facts, agent/run/racing.h) in a sentence; nothing where there
  * are none. */
 void ka_describe_times(const json_t *times, struct ka_buf *out);
+/* Where the time goes: of each kernel by itself, and what the passes take at least; nothing where the race
+ * did not measure it. */
+void ka_describe_kernels(const json_t *times, struct ka_buf *out);
 
 /* Operation facts: those times, traffic of forward and backward, and a table of the compiled kernels. Says
  * that what was counted is no time. */

@@ -329,6 +329,10 @@ static void put_speed(struct ka_page *page, const json_t *result)
     ka_describe_times(get(get(result, "measured"), "times"), &text);
     ka_page_paragraph(page,
                       text.len ? text.data : "Not timed: there is no time without a GPU to measure it on.");
+    KA_AUTO_BUF struct ka_buf parts = {0};
+    ka_describe_kernels(get(get(result, "measured"), "times"), &parts);
+    if (parts.len)
+        ka_page_paragraph(page, parts.data);
 }
 
 static void put_children(struct ka_page *page, const json_t *children)

@@ -46,6 +46,7 @@ static void add_history(struct ka_run *run, const struct ka_snapshot *snapshot, 
                               (json_int_t)counts->hidden, "hidden_passed", (json_int_t)counts->hidden_passed);
     json_object_set_new(entry, "cost", isfinite(outcome->cost) ? json_real(outcome->cost) : json_null());
     json_object_set(entry, "times", json_object_get(outcome->facts, "times"));
+    json_object_set(entry, "untimed", json_object_get(outcome->facts, "untimed"));
     json_object_set_new(entry, "facts", json_string(ka_text_of(outcome->verdict, "facts", "")));
     json_object_set_new(entry, "kind", json_string(ka_buf_str(&kind)));
     if (outcome->again)
@@ -139,6 +140,8 @@ static void on_raced(struct ka_run *run, const struct ka_raced *raced)
         check->facts = json_object();
     if (raced->doc)
         json_object_set(check->facts, "times", raced->doc);
+    if (raced->why)
+        json_object_set_new(check->facts, "untimed", json_string(raced->why));
     conclude_at(run, raced->cost);
 }
 
@@ -146,7 +149,7 @@ void ka_check_conclude(struct ka_run *run)
 {
     const struct ka_check *check = run->check;
     if (ka_verdict_verified(check->verdict) && ka_run_races(run))
-        ka_run_race(run, check->pair_path, NULL, on_raced);
+        ka_run_race(run, check->pair_path, NULL, true, on_raced);
     else
         conclude_at(run, ka_rank_cost(check->facts));
 }

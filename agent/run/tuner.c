@@ -162,7 +162,7 @@ static void race_variant(struct ka_run *run)
     if (backward && write_pair(run, ahead, backward, &err))
         ka_run_fail(run, KA_EV_INTERNAL, "internal", "%s", err.msg);
     else
-        ka_run_race(run, path, backward ? ahead : NULL, on_variant_raced);
+        ka_run_race(run, path, backward ? ahead : NULL, false, on_variant_raced);
 }
 
 /* What does not compile or spills by the kilobyte is not worth the time of a GPU that others wait for. */

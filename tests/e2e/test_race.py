@@ -53,6 +53,13 @@ def test_moves__by_their_times(agent: Agent, endpoint: Callable[..., Endpoint]) 
     assert "1.244 of the best's time (1.244 to 1.244): no gain" in done.err, done.err
     assert done.result["rollbacks"] == 1 and done.result["ms"] == pytest.approx(0.31)
     assert done.result["modelled_cost"] is None
+    # Where the time goes is told of the best, and of what was rolled back.
+    assert [kernel["launches"] for kernel in slower["kernels"] if kernel["name"] == "scale_dx_kernel"] == [3]
+    report = Path(done.result["run_dir"], "report.md").read_text()
+    assert "Each kernel by itself, in plain calls on M=3, N=33: `scale_kernel` (forward) 0.1 ms;" in report
+    assert "are the least." in report
+    third = json.dumps(json.loads((agent.folder / "llm-0.log").read_text().splitlines()[2]))
+    assert "rolled back; its kernels: `scale_kernel` (forward) 0.1 ms; " in third
     assert NOTHING not in Path(done.result["pair"]).read_text()
 
 
@@ -137,6 +144,8 @@ def test_move__that_cannot_be_timed__is_no_gain(agent: Agent, endpoint: Callable
     )
     assert done.code == 0 and len(races) == 1 and done.result["rollbacks"] == 1, done.err
     assert "not timed: " in done.err and "out of launches" in done.err, done.err
+    report = Path(done.result["run_dir"], "report.md").read_text()
+    assert re.search(r"verified, not timed \(.*out of launches.*\)", report), report
     assert NOTHING in Path(done.result["pair"]).read_text()
 
 

@@ -37,6 +37,17 @@ class Gpu:
             made = call()
         return made, CALL + LAUNCH * len(launches), self.late
 
+    def queue(self):
+        self.clock = 0.0
+
+    def mark(self):
+        """Between two marks around a launch there is the launch."""
+        self.clock += LAUNCH / 2
+        return self.clock
+
+    def between(self, start, end):
+        return 2 * (end - start)
+
     def settle(self):
         pass
 

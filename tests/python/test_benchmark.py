@@ -11,6 +11,7 @@ import torch
 import triton
 from fake_gpu import Gpu as FakeGpu
 from kernel_agent.operations import benchmark, ceilings, limit
+from kernel_agent.operations.turns import Turns
 from sources import SCALE_PAIR
 
 REFERENCE = """
@@ -51,6 +52,35 @@ def test_all__each_pass_alone_and_as_a_graph__as_often_as_there_are_rounds(write
             assert found["eager"]["times"][which][how] == [0.01] * case["rounds"]
             assert found["compile"]["times"][which][how] == [0.01] * case["rounds"]
     assert found["baseline"] == {"name": "baseline", "missing": "the file has no baseline()"}
+
+
+def test_race__without_shapes__times_none(write, tmp_path):
+    request = {"file": str(write(PAIR)), "device": "cuda", "cases": [], "seconds": 0, "rival": None}
+    assert benchmark.run(request, tmp_path, FakeGpu(), Turns(0))["cases"] == []  # it asks for no turn
+
+
+def test_race__asked_for_kernels__has_their_times_and_what_the_largest_shape_needs(write, tmp_path):
+    cases = [{"id": 0, "dims": {"N": 20}, "seed": 5}, {"id": 1, "dims": {"N": 40}, "seed": 6}]
+    request = {"file": str(write(PAIR)), "device": "cuda", "cases": cases, "seconds": 0, "rival": None}
+    made = benchmark.run({**request, "kernels": True}, tmp_path, FakeGpu())
+    small, large = (case["subjects"][0] for case in made["cases"])
+    assert "kernels" not in small
+    rows = [(row["pass"], row["name"], row["launches"]) for row in large["kernels"]]
+    assert rows == [("fwd", "scale_kernel", 1), ("bwd", "scale_bwd_kernel", 1)], rows
+    assert all(row["ms"] == pytest.approx(0.1) for row in large["kernels"])
+    assert made["roof"]["bytes"]["fwd"] == 2 * 40 * 4 and len(made["roof"]["copy"]["ms"]) > 3
+    assert made["roof"]["matmul"] is None  # the file counts no operations
+    assert "roof" not in benchmark.run(request, tmp_path, FakeGpu())
+
+
+def test_race__without_room_for_what_a_copy_takes__has_times_all_the_same(write, tmp_path):
+    class Full(FakeGpu):
+        def describe(self):
+            raise torch.OutOfMemoryError("full")
+
+    request = {"file": str(write(PAIR)), "device": "cuda", "cases": CASES, "seconds": 0, "rival": None}
+    made = benchmark.run({**request, "kernels": True}, tmp_path, Full())
+    assert made["cases"][0]["ok"] and "roof" not in made
 
 
 def test_inputs__of_each_call__are_new_and_the_same_for_all(write, tmp_path, monkeypatch):

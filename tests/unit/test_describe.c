@@ -189,6 +189,29 @@ static void describe__sum__takes_the_worst_kernel(void **state)
     assert_true(sums.launches == -1 && sums.registers == -1 && sums.kernels == -1);
 }
 
+static int describe_kernels(const json_t *times, struct ka_buf *out)
+{
+    ka_describe_kernels(times, out);
+    return 0;
+}
+
+static void describe__kernels__says_where_the_time_goes(void **state)
+{
+    (void)state;
+    assert_describes(
+        describe_kernels,
+        "{\"shapes\":[{\"dims\":{\"M\":1},\"ms\":1},{\"dims\":{\"M\":8192},\"ms\":2}],\"kernels\":["
+        "{\"pass\":\"fwd\",\"name\":\"norm\",\"launches\":1,\"ms\":0.0431},"
+        "{\"pass\":\"bwd\",\"name\":\"norm_bwd\",\"launches\":2,\"ms\":0.06}],\"floor\":{\"fwd\":"
+        "{\"floor_ms\":0.03,\"floor_of\":\"bytes\",\"bytes\":1.34e8,\"bytes_per_s\":4.3e12},\"bwd\":"
+        "{\"floor_ms\":2,\"floor_of\":\"flops\",\"flops\":1.4e12,\"flops_per_s\":7e14}}}",
+        "Each kernel by itself, in plain calls on M=8192: `norm` (forward) 0.0431 ms; `norm_bwd` (backward) "
+        "0.06 ms in 2 launches. At what a copy and a product of matrices reach on this GPU, forward 0.03 ms "
+        "(its bytes, 134 MB at 4.3 TB/s) and backward 2 ms (its products, 1400 GFLOP at 700 TFLOP/s) are the "
+        "least.");
+    assert_describes(describe_kernels, "{\"shapes\":[],\"ms\":1}", "");
+}
+
 static void describe__attempt__is_one_line(void **state)
 {
     (void)state;
@@ -209,6 +232,17 @@ static void describe__attempt__is_one_line(void **state)
         "{\"phase\":\"draft\",\"origin\":\"llm\",\"direction\":\"two passes\",\"verified\":true,\"cost\":5,"
         "\"kept\":false}",
         "draft by llm, direction \"two passes\": verified, cost 5, not kept");
+    assert_describes(ka_describe_attempt,
+                     "{\"phase\":\"optimise\",\"origin\":\"llm\",\"verified\":true,\"cost\":null,"
+                     "\"untimed\":\"no room\\nat all\",\"kept\":false}",
+                     "optimise by llm: verified, not timed (no room), rolled back");
+    assert_describes(
+        ka_describe_attempt,
+        "{\"phase\":\"optimise\",\"origin\":\"llm\",\"verified\":true,\"kept\":false,\"times\":"
+        "{\"ratio\":1.2,\"low\":1.1,\"high\":1.3,\"kernels\":[{\"pass\":\"bwd\",\"name\":\"walk\","
+        "\"launches\":1,\"ms\":0.5}]}}",
+        "optimise by llm: verified, 1.200 of the best's time (1.100 to 1.300), rolled back; its "
+        "kernels: `walk` (backward) 0.5 ms");
     assert_describes(ka_describe_attempt,
                      "{\"phase\":\"draft\",\"origin\":\"llm\",\"direction\":\"two passes\",\"unusable\":\"no "
                      "code\\nat all\"}",
@@ -298,6 +332,7 @@ int main(void)
         cmocka_unit_test(describe__uncompiled_kernel__has_line_type_and_message),
         cmocka_unit_test(describe__raise__is_told_where_every_case_has_it_at_one_line),
         cmocka_unit_test(describe__sum__takes_the_worst_kernel),
+        cmocka_unit_test(describe__kernels__says_where_the_time_goes),
         cmocka_unit_test(describe__attempt__is_one_line),
         cmocka_unit_test(describe__failed_attempt__names_its_first_finding),
         cmocka_unit_test(describe__shapes__shows_what_is_checked_and_nothing_hidden),

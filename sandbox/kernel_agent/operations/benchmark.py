@@ -30,10 +30,11 @@ from .. import draw
 from ..errors import Unusable, describe, wrap
 from ..forward import Forward, load
 from ..launches import tune_by_the_clock, tuned, tuning_anew
-from . import budget
+from . import budget, ceilings
 from .candidate import entry_of
 from .ceilings import PASSES
 from .device_clock import Gpu
+from .kernel_times import kernel_times
 from .limit import Limit
 from .turns import Turns
 
@@ -74,8 +75,13 @@ def run(
     )
     # A race is over in seconds, and waiting for a turn takes one: all its shapes have the same.
     together = races and turns.shared
-    waiting = [list(range(len(asked)))] if together else [[at] for at in range(len(asked))]
+    waiting = [list(range(len(asked)))] if together and asked else [[at] for at in range(len(asked))]
     cases: list[dict[str, Any]] = [{} for _ in asked]
+    roof = (
+        roof_of(fwd, gpu, asked[-1], request.get("dtype"), turns)
+        if asked and request.get("kernels")
+        else None
+    )
     compiles = True  # until that took too long
     while waiting:
         batch = waiting.pop(0)
@@ -84,13 +90,26 @@ def run(
             with bench.failing():
                 bench.warm(beside(entry, rival) if races else subjects_of(fwd, entry, gpu, compiles))
             compiles = compiles and not any(subject.endless for subject in bench.subjects)
+        benches[-1].kernels_too = roof is not None and batch[-1] == len(asked) - 1
         for at, bench, made in zip(batch, benches, take_turns(benches, turns, pace), strict=True):
             cases[at] = made
             if len(batch) > 1 and bench.ran_out():  # beside the other shapes
                 waiting.append([at])
         del bench, benches
         gpu.release()  # also the memory of graphs
-    return {"entry": entry.__name__, "cases": cases}
+    return {"entry": entry.__name__, "cases": cases, **({"roof": roof} if roof else {})}
+
+
+def roof_of(
+    fwd: Forward, gpu: Gpu, case: dict[str, Any], dtype: str | None, turns: Turns
+) -> dict[str, Any] | None:
+    """None where there is no room for it, or the forward fails by itself: that is told elsewhere."""
+    try:
+        return ceilings.of_one(fwd, gpu, case, dtype, turns)
+    except Exception:  # noqa: BLE001
+        return None
+    finally:
+        gpu.release()
 
 
 @dataclass
@@ -118,6 +137,7 @@ def take_turns(benches: list[Bench], turns: Turns, pace: Pace) -> list[dict[str,
             for bench in benches:
                 with bench.failing():
                     bench.time_all(pace)
+                    bench.time_kernels()
     return [bench.result() for bench in benches]
 
 
@@ -140,6 +160,7 @@ class Subject:
     saved_bytes: int = 0
     peak_bytes: int = 0
     difference: float | None = None
+    kernels: list[dict[str, Any]] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         if self.function is None:
@@ -152,6 +173,7 @@ class Subject:
             "saved_bytes": self.saved_bytes,
             "peak_bytes": self.peak_bytes,
             "difference": self.difference,
+            **({"kernels": self.kernels} if self.kernels is not None else {}),
             **self._memory(),
         }
 
@@ -291,6 +313,7 @@ class Bench:
         self.rounds = 0
         self.error: Unusable | None = None
         self.full = False  # its cause is memory of the device
+        self.kernels_too = False
 
     @contextlib.contextmanager
     def failing(self) -> Iterator[None]:
@@ -393,6 +416,14 @@ class Bench:
                 often = subject.name in MEASURED or subject.spent < max(pace.seconds, SLOW_SECONDS)
                 if often or self.rounds <= SLOW_ROUNDS:
                     self.turn(subject, self.seed + self.rounds)
+
+    def time_kernels(self) -> None:
+        """Of ours, each by itself, where that is wanted."""
+        ours = next((subject for subject in self.timed() if subject.name == "ours"), None)
+        if self.error is not None or ours is None or not self.kernels_too:
+            return
+        with contextlib.suppress(torch.OutOfMemoryError):
+            ours.kernels = kernel_times(self.gpu, self.call(ours, self.seed), self.seed)
 
     def result(self) -> dict[str, Any]:
         """What all is timed for; gradients are compared now."""

@@ -47,13 +47,22 @@ def run(
     return {**found, "cases": cases}
 
 
+def of_one(fwd: Forward, gpu: Gpu, case: dict[str, Any], dtype: str | None, turns: Turns) -> dict[str, Any]:
+    """What the device gives and one shape asks of it, for who is told where a time goes. In a process that
+    has a candidate's code: nothing is judged by it."""
+    needs = _needs(fwd, case, dtype)
+    ceiling = draw.dtype_of(dtype) if dtype else fwd.dtype
+    found = {"device": gpu.describe(), **_most(gpu, ceiling, turns, products=bool(needs["flops"]))}
+    return {**found, **needs}
+
+
 _Way = tuple[dict[str, Any], Callable[[], object]]  # what one call does, and the call
 
 
-def _most(gpu: Gpu, dtype: torch.dtype | None, turns: Turns) -> dict[str, Any]:
+def _most(gpu: Gpu, dtype: torch.dtype | None, turns: Turns, products: bool = True) -> dict[str, Any]:
     """What a copy and a product take. The libraries are loaded before the GPU is had alone."""
     with _tf32():
-        ways = {"copy": _copy(gpu), "matmul": _matmul(gpu, dtype)}
+        ways = {"copy": _copy(gpu), "matmul": _matmul(gpu, dtype) if products else None}
         with turns.alone():
             gpu.settle()
             return {name: _sampled(gpu, way) for name, way in ways.items()}

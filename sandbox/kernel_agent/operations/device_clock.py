@@ -26,6 +26,7 @@ Made = TypeVar("Made")
 
 _L2_UNKNOWN = 128 << 20  # larger than any that there is today
 WARM_CALLS, WARM_SECONDS = 3, 1.0
+_AHEAD_CYCLES = 30_000_000  # some 20 ms: the host launches a pass of a few kernels in less
 _CROWD = 0.1  # of the memory; a context and the kernels of one process have less
 # Work of others lets a tiny kernel wait for their slices of time, a millisecond or more.
 _QUIET_SECONDS, _QUIET_MOST, _SLOW_SECONDS = 0.03, 3.0, 5e-4
@@ -78,6 +79,21 @@ class Gpu:
         torch.cuda.synchronize()
         late = 1e3 * (time.perf_counter() - ended)
         return made, start.elapsed_time(end), late
+
+    def queue(self) -> None:
+        """Keep the device busy for a while: what the host launches meanwhile waits in a row behind it."""
+        torch.cuda._sleep(_AHEAD_CYCLES)
+
+    def mark(self) -> torch.cuda.Event:
+        """A point in the stream, which Gpu.between() measures from and to."""
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def between(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
+        """Milliseconds. Waits for the end."""
+        end.synchronize()
+        return start.elapsed_time(end)
 
     def settle(self) -> None:
         """Wait, for seconds at most, until nobody's kernels run: processes that were stopped to make way have
