@@ -270,7 +270,8 @@ case = {"id": 0, "dims": {"N": 3}, "seed": 1, "upstream": {"kind": "normal", "se
 def found():
     compiled.use(None)
     made = facts.run({"file": file, "compile": True, "cases": [case], "real": [{"N": n}]}, scratch)
-    return [(kernel["name"], kernel["constexprs"], kernel["compile"]) for kernel in made["kernels"]], made["widest"]
+    kernels = [(kernel["name"], kernel["constexprs"], kernel["compile"]) for kernel in made["kernels"]]
+    return kernels, made["widest"]
 
 
 with facts._without_compiler():
