@@ -221,6 +221,11 @@ def _filled(value: Any, values: Values) -> Any:
     return value
 
 
+def _slot(number: int, value: Any) -> Slot:
+    """The place of a value. What a tensor is does not change: it is said once, however often it is taken."""
+    return Slot(number, like(value), value.dtype) if type(value) is _Tensor else Slot(number)
+
+
 def _values_of(made: Any) -> list[Any]:
     """What goes into slots, of a result."""
     if type(made) in _TUPLES:
@@ -268,7 +273,7 @@ class Walk:
         self.at = 0
         self.depth = 0
         self.bytes = sum(map(_bytes_of, values))
-        self.slot_of = {id(tensor): slot for slot, tensor in enumerate(arguments)}
+        self.slot_of = {id(tensor): _slot(number, tensor) for number, tensor in enumerate(arguments)}
         self.kept: list[Any] = []  # what `slot_of` has is alive
 
     def enter(self, fn: types.FunctionType) -> None:
@@ -328,7 +333,7 @@ class Walk:
 
     def _keep(self, item: Any, made: Any) -> None:
         if type(item) is Slot:
-            self.slot_of[id(made)] = item.number
+            self.slot_of[id(made)] = item
             self.kept.append(made)
         elif type(item) in _TUPLES:
             for one, part in zip(item, made, strict=True):
@@ -372,8 +377,8 @@ class Walk:
         slot = self.slot_of.get(id(value))
         if slot is not None:
             if what is _Tensor:
-                slots.append(slot)
-            return Slot(slot, like(value), value.dtype) if what is _Tensor else Slot(slot)
+                slots.append(slot.number)
+            return slot
         if not isinstance(value, _FIXED) or isinstance(value, tl.constexpr) and not _is_fixed(value.value):
             raise Lost
         return value
@@ -386,12 +391,12 @@ class Walk:
             return type(made)([self._result(item, out) for item in made])
         slot = self.slot_of.get(id(made))
         if slot is None:
-            slot = self.slot_of[id(made)] = self.course.new_slot()
+            slot = self.slot_of[id(made)] = _slot(self.course.new_slot(), made)
             self.kept.append(made)
             [value] = _values_of(made)
             self.values.append(value)
             self.bytes += _bytes_of(value)
-            out.append(slot)
+            out.append(slot.number)
         else:
             out.append(self.course.nothing)  # it is there already: an operand, say, that needs no broadcast
-        return Slot(slot, like(made), made.dtype) if type(made) is _Tensor else Slot(slot)
+        return slot

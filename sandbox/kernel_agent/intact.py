@@ -52,6 +52,8 @@ def _parts(names: Any) -> dict[str, Any]:
 
 def changed(before: Snapshot) -> str | None:
     """The first that is another one now, or gone; of this package also what is new."""
+    if not before:  # nothing is watched: of a forward or a pair, no part of which is judged as it is imported
+        return None
     now = taken()
     for where, parts in before.items():
         found = now.get(where, {})

@@ -116,7 +116,8 @@ def key_of(which: Any, args: Any, kwargs: dict[str, Any]) -> tuple[list[Any], li
             note(arg, key, tensors)
     if len(handles) < len(tensors):
         handles = [tensor.handle for tensor in tensors]
-    if len(handles) > 1 and len(set(map(id, handles))) < len(handles):
+    count = len(handles)
+    if count > 1 and (handles[0] is handles[1] or (count > 2 and len(set(map(id, handles))) < count)):
         ids = list(map(id, handles))
         key.append(tuple(map(ids.index, ids)))  # x * x says nothing of x * y
     return key, tensors, handles

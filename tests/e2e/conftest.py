@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -111,16 +112,51 @@ def change_operation(share: Path, name: str, before: str, after: str) -> Path:
     return file
 
 
+# Of these a test is one run or several of the whole program, most of them on the same few kernels, and none
+# looks at how they come to be compiled (test_compile_cache.py does).
+ONE_CACHE = {
+    f"test_{name}.py"
+    for name in (
+        "batch", "candidates", "card_room", "card_turns", "check", "check_sanitize", "closer_look", "handwritten",
+        "lessons", "model", "modules", "overlap", "prompt_command", "race", "resume", "retry", "second_draft",
+        "square_shapes", "transcripts", "turns",
+    )
+}  # fmt: skip
+
+
+@contextlib.contextmanager
+def compiled_once(pool: Path, agent: Agent) -> Iterator[None]:
+    """What was compiled in the session before is in the agent's cache, and what it compiles in the pool."""
+    cache = agent.folder / ".cache" / "kernel-agent" / "compiled"
+    link_entries(pool, cache)
+    yield
+    link_entries(cache, pool)
+
+
+def link_entries(source: Path, target: Path) -> None:
+    """Whole entries alone: one that is being written has another name."""
+    for entry in source.glob("*/*.json"):
+        there = target / entry.relative_to(source)
+        there.parent.mkdir(0o700, parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError, FileNotFoundError):
+            there.hardlink_to(entry)
+
+
 def ended(code: int, out: str, err: str) -> Ended:
     text = out.strip()
     return Ended(code, out, err, json.loads(text) if text.startswith("{") else {})
 
 
 @pytest.fixture
-def agent(tmp_path: Path) -> Iterator[Agent]:
+def agent(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[Agent]:
     """Whatever a test that fails has left running ends with it."""
     one = Agent(tmp_path)
-    yield one
+    base = tmp_path_factory.getbasetemp()
+    pool = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "compiled"
+    with compiled_once(pool, one) if request.path.name in ONE_CACHE else contextlib.nullcontext():
+        yield one
     for process in one.started:
         if process.poll() is None:
             process.kill()

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
+import json
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 from kernel_agent import compiled, draw, forward
 from kernel_agent.operations import facts, traffic
-from sources import SCALE_PAIR
+from sources import SANDBOX, SCALE_PAIR
 
 CASE = {"id": 0, "dims": {"N": 40}, "seed": 1, "upstream": {"kind": "normal", "seed": 2}}
 
@@ -247,3 +253,71 @@ def test_sizes_that_hang_on_values__have_none(write, tmp_path):
     at = "d_x = torch.empty_like"
     source = SCALE_PAIR.replace(at, f"n = int(d_y[0].item()); {at}")
     assert of_real_sizes(write(source), tmp_path, {"N": 2**40}) == ([], None)
+
+
+SYMBOLS = """
+import json, sys
+from pathlib import Path
+import torch
+from kernel_agent import compiled
+from kernel_agent.operations import facts
+
+name = "torch.fx.experimental.symbolic_shapes"
+file, scratch, n = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+case = {"id": 0, "dims": {"N": 3}, "seed": 1, "upstream": {"kind": "normal", "seed": 2}}
+
+
+def found():
+    compiled.use(None)
+    made = facts.run({"file": file, "compile": True, "cases": [case], "real": [{"N": n}]}, scratch)
+    kernels = [(kernel["name"], kernel["constexprs"], kernel["compile"]) for kernel in made["kernels"]]
+    return kernels, made["widest"]
+
+
+with facts._without_compiler():
+    x = torch.empty(3, 5, device="meta")
+    shapes = [made.shape for made in (torch.empty_like(x), x.t().contiguous(), x.sum(0))]
+first, light = found(), "sympy" not in sys.modules and name not in sys.modules
+with facts._without_compiler():
+    sums = torch.empty(3, 5, device="meta") + torch.empty(5, device="meta")  # asks for what is not answered
+    whole = type(sys.modules[name]).__name__
+again = found()
+print(json.dumps([first, again, light, whole, sums.shape, shapes, name in sys.modules]))
+"""
+
+
+def test_sizes_too_large_to_be_run__import_no_symbols__and_have_the_same_kernels(write, tmp_path):
+    """Importing sympy takes longer than all else that is asked of a variant of the tuner."""
+    grown = SCALE_PAIR.replace(
+        "d_y.numel(), BLOCK=16", "d_y.numel(), BLOCK=triton.next_power_of_2(d_y.numel())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", SYMBOLS, str(write(grown)), str(tmp_path), "4096"],
+        env={**os.environ, "PYTHONPATH": str(SANDBOX)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    first, again, light, whole, sums, shapes, kept = json.loads(done.stdout)
+    assert first == again and first[0][0][:2] == ["scale_bwd_kernel", {"BLOCK": 4096}]
+    assert light and whole == "module" and kept
+    assert sums == [3, 5] and shapes == [[3, 5], [5, 3], [5]]
+
+
+@pytest.mark.parametrize(
+    ("name", "of", "answer"),
+    [
+        ("expect_true", (False,), False),
+        ("guard_or_true", (False,), False),
+        ("guard_or_false", (True,), True),
+        ("is_nested_int", (3,), False),
+        ("sym_eq", ((2, 3), [2, 3]), True),
+        ("sym_eq", ((2, 3), (2, 4)), False),
+        ("sym_eq", ((2, 3), (2, 3, 1)), False),
+    ],
+)
+def test_what_is_asked_about_plain_numbers__has_the_answer_of_torch(monkeypatch, name, of, answer):
+    assert getattr(importlib.import_module(facts._SYMBOLS), name)(*of) is answer
+    monkeypatch.setattr(facts, "_symbols", lambda: pytest.fail("asked of torch"))
+    assert getattr(facts._Symbols(facts._SYMBOLS), name)(*of) is answer

@@ -15,6 +15,8 @@ launches alone: the host's code runs with tensors that have no memory, and no ke
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib
 import math
 import sys
 from collections.abc import Iterator
@@ -29,6 +31,7 @@ from .. import devices, draw
 from ..certain import raised_by_every_call
 from ..errors import wrap
 from ..forward import Forward, Launch, launch_intercept, load
+from ..source import words
 from ..specialised import Compiler
 from . import candidate
 
@@ -84,21 +87,59 @@ class _WithoutMemory(TorchFunctionMode):
         )
 
 
+class _Symbols(ModuleType):
+    """Stands in for torch's module of symbolic shapes, which imports sympy: what is asked about plain truths
+    and numbers is answered here, and for any other question the module is imported after all."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return functools.partial(_asked, name) if name in _ANSWERED else getattr(_symbols(), name)
+
+
+_TRUTHS = words("expect_true guard_or_false guard_or_true guard_size_oblivious statically_known_true")
+_ANSWERED = (*_TRUTHS, "is_nested_int", "sym_eq")
+
+
+def _asked(name: str, *of: Any, **rest: Any) -> Any:
+    if name in _TRUTHS and type(of[0]) is bool:
+        return of[0]
+    if name == "is_nested_int" and type(of[0]) is int:
+        return False
+    if name == "sym_eq" and all(isinstance(o, (list, tuple)) and {int}.issuperset(map(type, o)) for o in of):
+        return list(of[0]) == list(of[1])
+    return getattr(_symbols(), name)(*of, **rest)
+
+
+_SYMBOLS = "torch.fx.experimental.symbolic_shapes"
+
+
+def _symbols() -> ModuleType:
+    """The module itself, in whose place nothing stands from then on."""
+    if isinstance(sys.modules.get(_SYMBOLS), _Symbols):
+        del sys.modules[_SYMBOLS]
+    return importlib.import_module(_SYMBOLS)
+
+
 @contextlib.contextmanager
 def _without_compiler() -> Iterator[None]:
-    """Operations on tensors without memory are functions in Python, and each asks torch's compiler, when it
-    is first called, to leave it alone. Importing that takes a second or two, and nobody compiles here."""
-    name = "torch._dynamo"
-    if name in sys.modules:
-        yield
-        return
-    compiler = ModuleType(name)
-    compiler.disable = lambda function, *_, **__: function  # type: ignore[attr-defined]
-    sys.modules[name] = torch._dynamo = compiler
+    """Operations on tensors without memory are functions in Python. Each asks torch's compiler, when it is
+    first called, to leave it alone, and some look at symbols that shapes may have. Importing those takes a
+    third of a second to two, and nobody compiles here."""
+    before = {name: sys.modules.get(name) for name in ("torch._dynamo", _SYMBOLS)}
+    if before["torch._dynamo"] is None:
+        compiler = ModuleType("torch._dynamo")
+        compiler.disable = lambda function, *_, **__: function  # type: ignore[attr-defined]
+        sys.modules["torch._dynamo"] = torch._dynamo = compiler
+    if before[_SYMBOLS] is None:
+        sys.modules[_SYMBOLS] = _Symbols(_SYMBOLS)
     try:
         yield
     finally:
-        del sys.modules[name], torch._dynamo
+        if before["torch._dynamo"] is None:
+            del sys.modules["torch._dynamo"], torch._dynamo
+        if isinstance(sys.modules.get(_SYMBOLS), _Symbols):
+            del sys.modules[_SYMBOLS]
 
 
 def _launches_of(fwd: Forward, entry: Any, dims: dict[str, Any], dtype: str | None) -> list[Launch]:

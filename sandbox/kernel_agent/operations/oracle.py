@@ -9,12 +9,13 @@ second opinions. No candidate code is ever seen here.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -546,7 +547,7 @@ class Case:
         self,
         recording: Recording,
         precision: str,
-        jitter: int | None = None,
+        jitter: int | Sequence[int] | None = None,
         reach: float = 1,
         kinks: Kinks | None = None,
         maxima: Maxima | None = None,
@@ -598,24 +599,45 @@ class Case:
     def draws(self, recording: Recording, names: list[str], which: range) -> dict[str, torch.Tensor]:
         """Exact and same-dtype gradients of `names` at inputs close by, `near/<k>` and `near_base/<k>`."""
         made: dict[str, torch.Tensor] = {}
-        for at, place in enumerate(which if names else ()):
-            for part, precision in (("near", EXACT), ("near_base", NATIVE)):
-                moved = self.replay(recording, precision, self.seed + 1 + place, NEARBY_REACH)
-                gradients = self.gradients(moved, recording)
-                moved.release()
+        seeds = [self.seed + 1 + place for place in which] if names else []
+        for part, precision in (("near", EXACT), ("near_base", NATIVE)) if seeds else ():
+            for at, gradients in enumerate(self.moved(recording, precision, seeds)):
                 for name in names:
                     dtype = torch.float64 if precision == EXACT else recording.wanted[name].dtype
                     made[f"{part}/{at}/{name}"] = gradients[name].to(dtype)
         return made
 
+    def moved(
+        self, recording: Recording, precision: str, seeds: list[int]
+    ) -> Iterator[dict[str, torch.Tensor]]:
+        """The gradients at inputs close by, for each seed. Of small calls all are evaluated at once, which
+        takes hardly longer than one of them, and where that cannot be, as the rest: one after another."""
+        together = len(seeds) * budget.evaluation_bytes(recording.recorder.tape) <= budget.SMALL
+        if together:
+            with contextlib.suppress(KernelError):
+                replay = self.replay(recording, precision, seeds, NEARBY_REACH)
+                found = replay.each_gradients(self.pairs(recording), recording.wanted)
+                replay.release()
+                yield from found
+                return
+        for seed in seeds:
+            replay = self.replay(recording, precision, seed, NEARBY_REACH)
+            gradients = self.gradients(replay, recording)
+            replay.release()
+            yield gradients
+
     def gradients(
         self, replay: Replay, recording: Recording, upstreams: Mapping[int, torch.Tensor] | None = None
     ) -> dict[str, torch.Tensor]:
         """The gradients of an evaluation, for the case's upstreams or others."""
+        return replay.gradients(self.pairs(recording, upstreams), recording.wanted)
+
+    def pairs(
+        self, recording: Recording, upstreams: Mapping[int, torch.Tensor] | None = None
+    ) -> list[tuple[Ref, torch.Tensor]]:
+        """Outputs and what arrives at them: the case's upstreams, or others."""
         drawn = self.upstreams(recording.differentiable) if upstreams is None else upstreams
-        return replay.gradients(
-            [(recording.refs[at], value) for at, value in drawn.items()], recording.wanted
-        )
+        return [(recording.refs[at], value) for at, value in drawn.items()]
 
     def free(
         self, recording: Recording, gradients: Mapping[str, torch.Tensor]

@@ -140,6 +140,8 @@ class Builder:
 
     def create_get_program_id(self, axis: int) -> Handle:
         programs, (nx, ny, nz) = self.memory.programs, self.grid
+        if self.memory.copies > 1:
+            programs = programs % (nx * ny * nz)
         ids = (programs // (ny * nz), (programs // nz) % ny, programs % nz)[axis]
         return Handle(ids if (nx, ny, nz)[axis] > 1 else ids[:1])
 
@@ -283,6 +285,7 @@ class Builder:
         return Pointer(src.data.to(torch.int64), ty.scalar.element_ty)
 
     def create_ptr_to_int(self, src: Handle, ty: tl.dtype) -> Handle:
+        self.memory.require_single("an address as a number")
         return Handle(src.data.to(int_dtype(ty)))
 
     # ---- shapes

@@ -77,18 +77,23 @@ class Launch:
 def run_launch(launch: Launch, memory: Memory, one_by_one: bool = False) -> bool:
     """Evaluate `launch` on `memory`. True when the programs had to be evaluated one by one, which an
     evaluation that does not look for conflicts has to be told. Raises KernelError."""
-    programs = torch.arange(math.prod(launch.grid), dtype=torch.int32, device=memory.device)
-    if not programs.numel():
+    count = math.prod(launch.grid)
+    programs = torch.arange(count * memory.copies, dtype=torch.int32, device=memory.device)
+    if not count:
         return False  # as Triton's own launcher
     memory.where = lambda: place_of(launch)
     if not one_by_one:
         try:
-            groups = programs.split(MOST_TOGETHER[programs.device.type])
+            most = MOST_TOGETHER[programs.device.type]
+            if len(programs) > most:
+                memory.require_single("a launch of more programs than are evaluated together")
+            groups = programs.split(most)
             _run_ordered(launch, memory, list(groups), ordered=False)
             return False
         except NeedsOrder:
             memory.undo_launch()
-    _run_ordered(launch, memory, list(programs.split(1)), ordered=True)
+    one_of_each = programs.reshape(memory.copies, count).unbind(1)
+    _run_ordered(launch, memory, list(one_of_each), ordered=True)
     return True
 
 
@@ -98,11 +103,13 @@ def _run_ordered(launch: Launch, memory: Memory, groups: list[torch.Tensor], ord
     runtime = Runtime(memory)
     runtime.builder.grid = tuple(launch.grid)
     kernel = rewritten(launch.function, runtime)
-    bound = _bind(launch, runtime)
+    bound: dict[str, Any] = {}
     pending = groups[::-1]
     while pending:
         group = pending.pop()
         memory.begin_group(group)
+        if not bound or memory.copies > 1:
+            bound = _bind(launch, runtime)
         try:
             kernel(**bound)
         except Diverged as split:
@@ -122,7 +129,8 @@ def _run_ordered(launch: Launch, memory: Memory, groups: list[torch.Tensor], ord
 
 
 def _bind(launch: Launch, runtime: Runtime) -> dict[str, Any]:
-    """Kernel parameters as values of the runtime: constexpr parameters stay Python values."""
+    """Kernel parameters as values of the runtime, for the programs in memory where there are copies of each:
+    constexpr parameters stay Python values."""
     bound = {}
     for name, parameter in inspect.signature(launch.function).parameters.items():
         if name not in launch.args and parameter.default is inspect.Parameter.empty:
@@ -142,7 +150,7 @@ def _runtime_value(value: Any, name: str, runtime: Runtime) -> Any:
         element = TYPES.get(value.dtype)
         if element is None:
             raise KernelError(f"{name}: {value.dtype} is not supported")
-        address = torch.tensor([value.address], dtype=torch.int64, device=runtime.memory.device)
+        address = _address(value, runtime.memory)
         pointer = Pointer(address, element, value.cell, name, value.detached)
         return tl.tensor(pointer, tl.pointer_type(element))
     if isinstance(value, DescriptorArg):
@@ -152,6 +160,15 @@ def _runtime_value(value: Any, name: str, runtime: Runtime) -> Any:
     if isinstance(value, (bool, int, float)):
         return runtime.semantic.to_tensor(value)
     return value
+
+
+def _address(value: TensorArg, memory: Memory) -> torch.Tensor:
+    """One for all programs, or for each that of its own copy."""
+    if memory.copies == 1:
+        return torch.tensor([value.address], dtype=torch.int64, device=memory.device)
+    apart = value.cell.numel // memory.copies * value.cell.itemsize
+    copy = memory.programs.to(torch.int64) // (memory.launch_programs // memory.copies)
+    return copy * apart + value.address
 
 
 def place_of(launch: Launch) -> str:

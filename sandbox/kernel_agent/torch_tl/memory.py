@@ -135,6 +135,9 @@ class Memory:
     inside.
 
     `compiled`: what is evaluated ran on a GPU, wherever this memory is.
+
+    `copies`: so many evaluations of the same calls at once, not `checked`. A cell has the elements of each
+    behind those of the one before, a launch the programs of each; no access leaves its own.
     """
 
     def __init__(
@@ -144,7 +147,9 @@ class Memory:
         checked: bool = True,
         met: list[bool] | None = None,
         compiled: bool = False,
+        copies: int = 1,
     ) -> None:
+        self.copies = copies
         self.precision = precision
         self.checked = checked
         self.met = met if met is not None else []  # of each store in turn: do lanes meet at one address?
@@ -160,7 +165,7 @@ class Memory:
         self.where: Callable[[], str] = lambda: "kernel"
         self.ordered = False
         self.in_tf32 = False  # a product cut its operands off
-        self.launch_programs = 1
+        self.launch_programs = 1  # of all copies
         self.synchronised = False
         self.programs = torch.zeros(1, dtype=torch.int32, device=self.device)  # that are evaluated now,
         self.group = self.programs  # of these, in ascending order
@@ -249,10 +254,7 @@ class Memory:
         if self.checked:
             self._note_read(cell, index, mask, ptr, active)
         flat = cell.flat.detach() if ptr.detached else cell.flat
-        if cell.numel:
-            value = flat.index_select(0, index.reshape(-1)).reshape(index.shape)
-        else:
-            value = flat.new_zeros(index.shape)
+        value = self._gathered(flat, index) if cell.numel else flat.new_zeros(index.shape)
         value = value.to(self.value_dtype(ptr.element))
         if mask is not None:
             if self.checked and other is None and active < index.numel():
@@ -339,6 +341,11 @@ class Memory:
             return FLOAT_DTYPES[element.name]
         return INT_DTYPES[element.primitive_bitwidth]
 
+    def require_single(self, what: str) -> None:
+        """Raises KernelError where copies are evaluated, for which `what` is not, or not the same."""
+        if self.copies > 1:
+            raise KernelError(f"{what} is not evaluated in several copies")
+
     # ---- parts of an access
 
     def _cell_of(self, ptr: Pointer, mask: torch.Tensor | None) -> Cell:
@@ -352,6 +359,7 @@ class Memory:
 
     def _locate(self, ptr: Pointer, mask: torch.Tensor | None) -> Cell:
         """The cell of pointers that were read from memory, or chosen among several tensors."""
+        self.require_single("a pointer that is not derived from one argument")
         owner = torch.full_like(ptr.data, -1)
         for number, cell in enumerate(self.cells):
             inside = (ptr.data >= cell.base) & (ptr.data < cell.base + max(1, cell.numel) * cell.itemsize)
@@ -374,15 +382,16 @@ class Memory:
     def _index(
         self, cell: Cell, ptr: Pointer, mask: torch.Tensor | None, verb: str
     ) -> tuple[torch.Tensor, int]:
-        """Element numbers, 0 on masked lanes; and how many are not masked off, where that is counted."""
+        """Element numbers, of any element on masked lanes; and how many are not masked off, where that is
+        counted."""
         offset = ptr.data - cell.base
         index = torch.div(offset, cell.itemsize, rounding_mode="floor") if cell.itemsize > 1 else offset
+        if not self.checked:
+            return self._inside(cell, index), 0
         if mask is not None:
             index = torch.where(mask, index, 0)
         if not index.numel():
             return index, 0
-        if not self.checked:
-            return index.clamp(0, max(0, cell.numel - 1)), 0
         told = [*torch.aminmax(index), *([] if mask is None else [mask.sum()])]
         low, high, *unmasked = torch.stack([number.to(torch.int64) for number in told]).tolist()  # one wait
         active = unmasked[0] * (index.numel() // mask.numel()) if mask is not None else index.numel()
@@ -398,6 +407,33 @@ class Memory:
                 remedy="mask the access, or check the strides and sizes passed to the kernel",
             )
         return index, active
+
+    def _gathered(self, flat: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        """The elements. What all programs of a launch load from one address is one element here, before it
+        is rounded and whatever is computed of it; of copies, one for each program, of whose gradients
+        autograd makes sums in another order. In the inputs' own dtypes that is another rounding error, and
+        none of an evaluation that is held against a candidate."""
+        each = self.launch_programs // self.copies
+        if (
+            self.copies > 1
+            and each > 1
+            and flat.requires_grad
+            and not (self.ordered or self.precision == EXACT)
+        ):
+            all_here = self.programs.numel() == self.launch_programs
+            apart = index.reshape(-1, each, *index.shape[1:]) if all_here else index
+            if not all_here or torch.equal(apart, apart[:, :1].expand_as(apart)):
+                self.require_single("a load that programs share")
+        return flat.index_select(0, index.reshape(-1)).reshape(index.shape)
+
+    def _inside(self, cell: Cell, index: torch.Tensor) -> torch.Tensor:
+        """What lies outside of the cell, or of its own copy's part, is brought back."""
+        count = cell.numel // self.copies
+        if self.copies == 1:
+            return index.clamp(0, max(0, count - 1))
+        copy = self.programs.to(torch.int64) // (self.launch_programs // self.copies)
+        first = lane_view(copy * count, index.dim() - 1)
+        return index.clamp(first, first + max(0, count - 1))
 
     def _active(
         self, index: torch.Tensor, mask: torch.Tensor | None, value: torch.Tensor, cell: Cell

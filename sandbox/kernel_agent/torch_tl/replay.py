@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -40,7 +41,8 @@ class Replay:
     dtype, to a value of that dtype. One unit: how far the gradients then move is what no kernel that computes
     in that dtype can resolve. Many: the same computation with other rounding errors, of which what wants no
     gradient has its share, so it moves too. None at all (0): far less than a unit, in float64, and away from
-    zero: what was equal no longer is.
+    zero: what was equal no longer is. With several seeds as many copies of the tape are evaluated at once,
+    each at inputs of its own (memory.py); KernelError where that cannot be, or would round otherwise.
 
     `masked`: see Masked. `kinks` notes, or decides, the comparisons of floats (kinks.py), and `maxima` what
     arrives at maxima, or that nothing does (maxima.py).
@@ -52,7 +54,7 @@ class Replay:
         precision: str,
         device: torch.device | str,
         file: str | None = None,
-        jitter: int | None = None,
+        jitter: int | Sequence[int] | None = None,
         reach: float = 1,
         masked: bool = False,
         kinks: Kinks | None = None,
@@ -60,12 +62,16 @@ class Replay:
     ) -> None:
         self.masked = masked
         self.reach = reach
-        self.jitter = None if jitter is None else torch.Generator(device).manual_seed(jitter)
+        seeds = [] if jitter is None else [jitter] if isinstance(jitter, int) else list(jitter)
+        self.jitter = [torch.Generator(device).manual_seed(seed) for seed in seeds]
+        self.copies = max(1, len(seeds))
         self.tape = tape
         self.precision = precision
         self.file = file
         compiled = tape.device.type == "cuda"
-        self.memory = Memory(precision, device, tape.one_by_one is None, tape.met, compiled)
+        checked = tape.one_by_one is None
+        assert not checked or self.copies == 1, "copies are of what was evaluated"
+        self.memory = Memory(precision, device, checked, tape.met, compiled, self.copies)
         self.memory.kinks = kinks
         self.memory.maxima = maxima
         self.cells: dict[int, Cell] = {}
@@ -73,7 +79,8 @@ class Replay:
         self.one_by_one: list[bool] = []  # of each launch so far
 
     def run(self) -> None:
-        """Evaluate all entries. Raises KernelError."""
+        """Evaluate all entries. Raises KernelError, also where copies do not go the way of the first
+        evaluation: of its stores it is known which lanes meet."""
         for entry in self.tape.entries:
             if isinstance(entry, Constant):
                 self._constant(entry)
@@ -84,27 +91,39 @@ class Replay:
         if self.tape.one_by_one is None:
             self.tape.one_by_one = self.one_by_one
             self.tape.met = self.memory.met
+        if self.memory.stores != len(self.tape.met or ()):
+            self.memory.require_single("another way through the kernels")
 
-    def value(self, ref: Ref) -> torch.Tensor:
+    def value(self, ref: Ref, copy: int = 0) -> torch.Tensor:
         """What a tensor holds now: floats in float64 when exact, else everything in its own dtype."""
         cell = self.cells[ref.key]
         if ref.dtype != cell.dtype:
             raise KernelError(
                 f"a {cell.dtype} tensor is viewed as {ref.dtype}", remedy="bit casts have no gradient"
             )
-        data = window(cell.flat, ref)
+        data = window(self._part(cell, copy), ref)
         if ref.detached:
             data = data.detach()
         if not ref.dtype.is_floating_point:
             return data.view(ref.dtype)
         return data if self.precision == EXACT else data.to(ref.dtype)
 
+    def _part(self, cell: Cell, copy: int) -> torch.Tensor:
+        """The elements of a copy."""
+        return cell.flat if self.copies == 1 else cell.flat.chunk(self.copies)[copy]
+
     def gradients(
         self, outputs: list[tuple[Ref, torch.Tensor]], wanted: dict[str, Ref]
     ) -> dict[str, torch.Tensor]:
         """The vector-Jacobian product of (output, upstream) pairs for each wanted input; zeros where there is
         no path."""
-        values = [(self.value(ref), upstream) for ref, upstream in outputs]
+        return self.each_gradients(outputs, wanted)[0]
+
+    def each_gradients(
+        self, outputs: list[tuple[Ref, torch.Tensor]], wanted: dict[str, Ref]
+    ) -> list[dict[str, torch.Tensor]]:
+        """The same of each copy."""
+        values = [(self.value(ref, at), up) for at in range(self.copies) for ref, up in outputs]
         pairs = [(value, upstream.to(value)) for value, upstream in values if value.requires_grad]
         keys = list(dict.fromkeys(ref.key for ref in wanted.values()))
         flats: list[torch.Tensor | None] = [None] * len(keys)
@@ -114,7 +133,11 @@ class Replay:
             key: torch.zeros_like(self.leaves[key]) if flat is None else flat
             for key, flat in zip(keys, flats, strict=True)
         }
-        return {name: window(found[ref.key], ref) for name, ref in wanted.items()}
+        parts = {key: flat.chunk(self.copies) for key, flat in found.items()}
+        return [
+            {name: window(parts[ref.key][at], ref) for name, ref in wanted.items()}
+            for at in range(self.copies)
+        ]
 
     def release(self) -> None:
         """Let go of all memory now. The kernels' code and this evaluation know each other, and a collection
@@ -134,17 +157,23 @@ class Replay:
         flat = cell_values(real.to(self.memory.device), self.precision)
         is_input = entry.key in self.tape.inputs and entry.key not in self.leaves
         if is_input and entry.dtype.is_floating_point:
-            if self.jitter is not None:
-                flat = self._moved(flat, entry.dtype)
-            self.leaves[entry.key] = flat.requires_grad_()
-        elif self.jitter is not None and self.reach > 1 and entry.key in self.tape.frozen - self.cells.keys():
             flat = self._moved(flat, entry.dtype)
+            self.leaves[entry.key] = flat.requires_grad_()
+        elif self.reach > 1 and entry.key in self.tape.frozen - self.cells.keys():
+            flat = self._moved(flat, entry.dtype)
+        else:
+            flat = flat.repeat(self.copies) if self.copies > 1 else flat
         self._set(entry.key, flat, entry.dtype, entry.base)
 
     def _moved(self, flat: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """The values as they are moved in each copy, if they are."""
+        moved = [self._moved_by(drawn, flat, dtype) for drawn in self.jitter]
+        return torch.cat(moved) if self.copies > 1 else moved[0] if moved else flat
+
+    def _moved_by(self, drawn: torch.Generator, flat: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """Values of `dtype` up to `reach` of its units away, drawn where the memory is. In float64, in one
         tensor of that size."""
-        factors = torch.rand(flat.shape, generator=self.jitter, dtype=torch.float64, device=flat.device)
+        factors = torch.rand(flat.shape, generator=drawn, dtype=torch.float64, device=flat.device)
         factors.mul_(2).sub_(1)
         if self.reach == 0:
             return torch.where(flat == 0, FROM_ZERO * factors, flat * (1 + ASIDE * factors))
@@ -171,10 +200,16 @@ class Replay:
             ) from error
 
     def _apply(self, entry: Operation) -> None:
+        made = [self._results(entry, copy) for copy in range(self.copies)]
+        for results in zip(*made, strict=True):
+            self._write(results[0][0], [value for _, value in results], entry)
+
+    def _results(self, entry: Operation, copy: int) -> list[tuple[Ref, torch.Tensor]]:
+        """What an operation of a copy writes, in order."""
         values: dict[int, torch.Tensor] = {}
 
         def read(ref: Ref) -> torch.Tensor:
-            values[id(ref)] = self.value(ref)
+            values[id(ref)] = self.value(ref, copy)
             return values[id(ref)]
 
         args, kwargs = tree_map_only(Ref, read, (entry.args, entry.kwargs))
@@ -184,23 +219,19 @@ class Replay:
             args, kwargs = tree_map(self._moved_here, (args, kwargs))
         written = written_refs(entry)
         if any(name in kwargs for name in out_names(entry.function)):
-            results = functional(entry.function, args, kwargs)
-            for ref, result in zip(written, results, strict=True):
-                self._write(ref, result, entry)
-            return
+            return list(zip(written, functional(entry.function, args, kwargs), strict=True))
+        made: list[tuple[Ref, torch.Tensor]] = []
         if written:
             copies = {id(values[id(ref)]): values[id(ref)].clone() for ref in written}
             args, kwargs = tree_map_only(
                 torch.Tensor, lambda tensor: copies.get(id(tensor), tensor), (args, kwargs)
             )
             results = tree_leaves(entry.function(*args, **kwargs))
-            for ref in written:
-                self._write(ref, copies[id(values[id(ref)])], entry)
+            made = [(ref, copies[id(values[id(ref)])]) for ref in written]
         else:
             results = tree_leaves(entry.function(*args, **kwargs))
-        for output, result in zip(entry.outputs, results, strict=True):
-            if output is not None:
-                self._write(output, result, entry)
+        pairs = zip(entry.outputs, results, strict=True)
+        return made + [(output, result) for output, result in pairs if output is not None]
 
     def _moved_here(self, value: Any) -> Any:
         """Devices and tensors that are of the call, not of this evaluation."""
@@ -208,9 +239,14 @@ class Replay:
             return self.memory.device
         return value.to(self.memory.device) if isinstance(value, torch.Tensor) else value
 
-    def _write(self, ref: Ref, value: torch.Tensor, entry: Operation) -> None:
-        """Put a tensor's new value into its cell, which is made if the storage is new."""
+    def _write(self, ref: Ref, values: list[torch.Tensor], entry: Operation) -> None:
+        """Put a tensor's new value, in each copy, into its cell, which is made if the storage is new."""
         base, numel = entry.storages[ref.key]
+        parts = [self._written(ref, value, numel, copy) for copy, value in enumerate(values)]
+        self._set(ref.key, parts[0] if self.copies == 1 else torch.cat(parts), ref.dtype, base)
+
+    def _written(self, ref: Ref, value: torch.Tensor, numel: int, copy: int) -> torch.Tensor:
+        """The elements of a copy's storage with a tensor's new value among them."""
         cell = self.cells.get(ref.key)
         if not ref.dtype.is_floating_point:
             flat_value = cell_values(value.to(ref.dtype).reshape(-1), self.precision).reshape(ref.size)
@@ -219,11 +255,9 @@ class Replay:
             flat_value = value.to(torch.float64 if wide else torch.float32)
         whole = numel == flat_value.numel() and ref.offset == 0 and is_dense(ref)
         if whole:
-            flat = flat_value.expand(ref.size).reshape(-1)
-        else:
-            before = flat_value.new_zeros(numel) if cell is None else cell.flat
-            flat = before.index_put((places(numel, ref, before.device),), flat_value.expand(ref.size))
-        self._set(ref.key, flat, ref.dtype, base)
+            return flat_value.expand(ref.size).reshape(-1)
+        before = flat_value.new_zeros(numel) if cell is None else self._part(cell, copy)
+        return before.index_put((places(numel, ref, before.device),), flat_value.expand(ref.size))
 
     def _launch(self, entry: KernelLaunch) -> None:
         args = {name: self._argument(value) for name, value in entry.args.items()}
