@@ -299,6 +299,9 @@ def _install() -> None:
         with _inside(self):
             return originals.autotuner_run(self, *args, **kwargs)
 
+    # What a tuner zeroes, copies and restores around a trial is no part of what its caller computes: torch
+    # would refuse it of an input that wants a gradient, and record it of anything else.
+    @torch.no_grad()
     def autotuner_bench(self: Autotuner, *args: Any, **kwargs: Any) -> Any:
         if _state.measured:
             _state.tuned.add(self)
