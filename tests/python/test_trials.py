@@ -74,7 +74,7 @@ def test_trial__that_zeroes_what_wants_a_gradient__does_not_raise(compiled):
 
 
 def test_trial__with_a_hook_of_its_configuration__has_no_graph(compiled):
-    hook = lambda given: given["y"].copy_(given["x"])  # noqa: E731
+    hook = lambda given: given["y"].copy_(given["x"])
     tuner, seen = tuned([triton.Config({"B": 16}, pre_hook=hook)] * 2)
     x, y = torch.ones(4, requires_grad=True), torch.zeros(4, requires_grad=True)
     assert bench(tuner, x, y, 4)[0] == 1.0

@@ -38,7 +38,8 @@ _TORCH = _DTYPES | words(
     cuda.is_available cuda.current_device cuda.device cuda.device_of cuda.device_count
     cuda.get_device_properties cuda.get_device_capability cuda.get_device_name cuda.is_bf16_supported
     xpu.is_available xpu.current_device xpu.device_count xpu.get_device_properties xpu.get_device_capability
-    xpu.get_device_name version.cuda version.hip version.xpu compiler.is_compiling"""
+    xpu.get_device_name
+    version.cuda version.hip version.xpu compiler.is_compiling"""
 )
 _TRITON = words(
     """jit autotune heuristics Config cdiv next_power_of_2 constexpr constexpr_function __version__
@@ -69,7 +70,8 @@ _ALLOWED = {
 # Modules that may be imported, and stand before a dot; none is a value.
 _PACKAGES = words(
     """torch torch.nn torch.nn.functional torch.autograd torch.autograd.function torch.amp torch.cuda
-    torch.cuda.amp torch.xpu triton triton.language triton.language.core triton.language.math triton.language.random
+    torch.cuda.amp torch.xpu triton triton.language triton.language.core triton.language.math
+    triton.language.random
     triton.language.standard triton.language.semantic triton.language.extra triton.language.extra.libdevice
     triton.language.extra.cuda triton.language.extra.cuda.libdevice triton.runtime triton.runtime.driver
     triton.tools triton.tools.tensor_descriptor math"""

@@ -232,8 +232,7 @@ def _trace(
         try:
             own = next((b for b in blocks if launch.site[1] in b.lines), None)
             site = _site(fwd, own.launch(launch) if own else launch, calls, functions, taken, folds, own)
-            if fwd.adopted is not None and fwd.adopted.place(launch.site[1]) is not None:
-                adopted_calls.check(fwd.path, HostFunctions(fwd.tree), launch.name)
+            adopted_calls.check(fwd.path, HostFunctions(fwd.tree), launch.name, fwd.stub_name)
             key = (site.call.lineno, site.call.col_offset)
             known = sites.get(key)
             if known is None or key not in settled and _more_active(site, known):
