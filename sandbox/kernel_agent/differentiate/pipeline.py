@@ -175,7 +175,7 @@ def _differentiated(
     def attempt(schedule: str | None, folds: trace.Folds = frozenset(), queued: bool = True) -> Draft:
         first, *more = (partial(draw.make_inputs, fwd, d, seed, dtype=dtype) for d in [dims, *others])
         traced = trace.trace(fwd, first(), (make() for make in more), folds)
-        unseen.check(fwd, [one.call for one in (*traced[0], *traced[1])])
+        unseen.check(fwd, [*(site.call for site in traced[0]), *(launch.call for launch in traced[1])])
         trace.other_launches(fwd, more, traced[0])
         asked = [site for site in traced[0] if site.outputs]
         menus = (own_blocks, own_tiles, own_lanes, row_tiles)

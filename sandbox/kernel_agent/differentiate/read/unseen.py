@@ -142,27 +142,33 @@ class _Ways:
         """Whether an object leads to a launch: None, or where that stands, as the end of a sentence."""
         if jit_function(value) is not None:
             return ""
-        if id(value) in self.seen or depth > _DEPTH:
+        if depth > _DEPTH:
+            return ", perhaps: there are many objects in between"
+        if id(value) in self.seen:
             return None
         self.seen.add(id(value))
         for part in self._parts(value):
             if isinstance(part, (ast.FunctionDef, ast.Lambda)):
                 for node, what in self._of_text(part, copied=False):
                     return f" (line {node.lineno}: {what})"  # type: ignore[attr-defined]
-            elif (what := self._of_value(part, depth + 1)) is not None:
-                return what
+            elif (found := self._of_value(part, depth + 1)) is not None:
+                return found
         return None
 
     def _parts(self, value: Any) -> Iterable[Any]:
         """What an object's calls may run: texts of the file, and other objects."""
         if isinstance(value, FunctionType):
-            cells = [cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell)]
             code = value.__code__
-            text = self.texts.get((code.co_firstlineno, code.co_name == "<lambda>"))
             own = code.co_filename == self.fwd.path
-            texts = [text or self._decorated(code.co_firstlineno)] if own else []
-            texts = [one for one in texts if one is not None]
-            return [*texts, *cells, *(value.__defaults__ or ()), getattr(value, "__wrapped__", None)]
+            text = self.texts.get((code.co_firstlineno, code.co_name == "<lambda>"))
+            text = text or self._decorated(code.co_firstlineno)
+            return [
+                *([text] if own and text is not None else []),
+                *(cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell)),
+                *(value.__defaults__ or ()),
+                *(value.__kwdefaults__ or {}).values(),
+                getattr(value, "__wrapped__", None),
+            ]
         if isinstance(value, functools.partial):
             return [value.func, *value.args, *value.keywords.values()]
         if isinstance(value, MethodType):
@@ -176,15 +182,15 @@ class _Ways:
         if isinstance(value, (list, tuple, set, frozenset)):
             return value
         kind = value if isinstance(value, type) else type(value)
-        own = [c for c in kind.__mro__ if c.__module__ == self.fwd.module.__name__]
+        classes = [c for c in kind.__mro__ if c.__module__ == self.fwd.module.__name__]
         if isinstance(value, type):
-            own = [c for c in own if not issubclass(c, torch.autograd.Function)]
-            return [part for one in own for part in vars(one).values()]
-        if own or isinstance(value, torch.nn.Module):
+            classes = [c for c in classes if not issubclass(c, torch.autograd.Function)]
+            return [part for one in classes for part in vars(one).values()]
+        if classes or isinstance(value, torch.nn.Module):
             return [kind, *getattr(value, "__dict__", {}).values()]
         return [getattr(value, "__wrapped__", None)] if callable(value) else []
 
-    def _decorated(self, line: int) -> ast.AST | None:
+    def _decorated(self, line: int) -> _Text | None:
         """The function whose decorators begin in a line."""
         return next(
             (
