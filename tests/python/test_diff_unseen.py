@@ -12,6 +12,7 @@ from kernel_agent.errors import Unusable
 from kernel_agent.operations import candidate
 
 HEAD = """import functools
+import operator
 import types
 
 import torch
@@ -102,6 +103,16 @@ class Wrapped:
         self.table["a"][0].go(x, w, y)
 
 
+class Slots:
+    __slots__ = ("kernel",)
+
+    def __init__(self, kernel):
+        self.kernel = kernel
+
+    def go(self, x, w, y):
+        self.kernel[(triton.cdiv(x.numel(), 16),)](x, w, y, x.numel(), B=16)
+
+
 class Module(torch.nn.Module):
     def __init__(self):
         super().__init__()
@@ -136,6 +147,7 @@ class SquaredFunction(torch.autograd.Function):
 
 BOUND_TO, NAMED, ALONE, THROUGH, CALLING = Bound(), Named(), Alone(), Through(), Calling()
 GIVEN, FOREIGN, WRAPPED, MODULE, HARMLESS = Given(squared), Foreign(), Wrapped(), Module(), Harmless()
+SLOTS, HOLDER, SPACE = Slots(squared), types.SimpleNamespace(kernel=squared), types.SimpleNamespace(go=launch)
 LIBRARYS = torch.nn.ModuleList([Module()])
 BOUND = squared[(4,)]
 PART = functools.partial(squared[(4,)], B=16)
@@ -241,6 +253,10 @@ WAYS = [
     "WRAPPED.go(x, w, y)",
     "LIBRARYS[0](x, w, y)",
     "HELD(x, w, y)",
+    "SLOTS.go(x, w, y)",
+    "SPACE.go(x, w, y)",
+    f"HOLDER.kernel{GRID}",
+    "operator.itemgetter((4,))(squared)(x, w, y, x.numel(), B=16)",
     "THROUGH.go(x, w, y)",
     "CALLED_ONCE(x, w, y)",
     "hides = lambda NAMED: 0; NAMED.go(x, w, y)",

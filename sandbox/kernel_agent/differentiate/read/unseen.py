@@ -13,7 +13,7 @@ import functools
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from types import FunctionType, MethodType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from ..ir.refusal import Refusal
 from .adopted_search import Search, resolved
 from .host_functions import HostFunctions
 
-_DEPTH = 12  # objects in objects
+_OBJECTS = 20_000
 _REMEDY = "Write name[grid](...) with the kernel's name there, in a function that is called by its name."
 _Text = ast.FunctionDef | ast.Lambda
 
@@ -45,7 +45,7 @@ class _Ways:
             for node in ast.walk(fwd.tree)
             if isinstance(node, (ast.FunctionDef, ast.Lambda))
         }
-        self.seen = set[int]()
+        self.seen = dict[int, Any]()  # by id, and kept, so that no other object takes it
 
     def check(self) -> None:
         reached, rest = set[str](), [self.fwd.stub_name]
@@ -135,24 +135,24 @@ class _Ways:
             by_name = by_name and node not in [*holder.args, *(k.value for k in holder.keywords)]  # type: ignore[union-attr, attr-defined]
             if name in self.launching and not (copied and by_name):
                 yield node, f"{text} launches, and is not called by its name here"
-        elif (what := self._of_value(value, 0)) is not None:
+        elif (what := self._of_value(value)) is not None:
             yield node, f"{text} leads to a launch{what}"
 
-    def _of_value(self, value: Any, depth: int) -> str | None:
+    def _of_value(self, value: Any) -> str | None:
         """Whether an object leads to a launch: None, or where that stands, as the end of a sentence."""
-        if jit_function(value) is not None:
-            return ""
-        if depth > _DEPTH:
-            return ", perhaps: there are many objects in between"
-        if id(value) in self.seen:
-            return None
-        self.seen.add(id(value))
-        for part in self._parts(value):
+        todo = [value]
+        while todo:
+            part = todo.pop()
             if isinstance(part, (ast.FunctionDef, ast.Lambda)):
                 for node, what in self._of_text(part, copied=False):
                     return f" (line {node.lineno}: {what})"  # type: ignore[attr-defined]
-            elif (found := self._of_value(part, depth + 1)) is not None:
-                return found
+            elif jit_function(part) is not None:
+                return ""
+            elif id(part) not in self.seen:
+                self.seen[id(part)] = part
+                todo += self._parts(part)
+            if len(self.seen) > _OBJECTS:
+                return ", perhaps: it leads to too many objects to tell"
         return None
 
     def _parts(self, value: Any) -> Iterable[Any]:
@@ -186,9 +186,11 @@ class _Ways:
         if isinstance(value, type):
             classes = [c for c in classes if not issubclass(c, torch.autograd.Function)]
             return [part for one in classes for part in vars(one).values()]
-        if classes or isinstance(value, torch.nn.Module):
-            return [kind, *getattr(value, "__dict__", {}).values()]
-        return [getattr(value, "__wrapped__", None)] if callable(value) else []
+        if isinstance(value, (ModuleType, torch.Tensor)):
+            return []
+        slots = [name for one in kind.__mro__ for name in _names(vars(one).get("__slots__", ()))]
+        held = [*getattr(value, "__dict__", {}).values(), *(getattr(value, name, None) for name in slots)]
+        return [kind, *held, getattr(value, "__wrapped__", None)]
 
     def _decorated(self, line: int) -> _Text | None:
         """The function whose decorators begin in a line."""
@@ -202,6 +204,10 @@ class _Ways:
             ),
             None,
         )
+
+
+def _names(slots: Any) -> Iterable[str]:
+    return [slots] if isinstance(slots, str) else list(slots)
 
 
 def _is_name(node: ast.AST, name: str) -> bool:
