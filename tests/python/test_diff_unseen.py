@@ -207,6 +207,10 @@ def taking(kernel, x, w, y):
     kernel[(4,)](x, w, y, x.numel(), B=16)
 
 
+def through_global(x, w, y):
+    K[(4,)](x, w, y, x.numel(), B=16)  # noqa: F821
+
+
 def plain(t):
     return t * 2
 
@@ -228,7 +232,11 @@ def stub(x, w):
 
 GRID = "[(triton.cdiv(x.numel(), 16),)](x, w, y, x.numel(), B=16)"
 WAYS = [
-    f"k = squared; k{GRID}",
+    f"k = squared; k = [k][0]; k{GRID}",
+    f"k = squared; more = k; more{GRID}",
+    "k = squared; k.run(x, w, y, x.numel(), B=16, grid=(4,), warmup=False)",
+    "k = KERNELS['squared']; operator.itemgetter((4,))(k)(x, w, y, x.numel(), B=16)",
+    "global K; K = squared; through_global(x, w, y)",
     f"k = squared if w.numel() else product; k{GRID}",
     f"(squared if w.numel() else product){GRID}",
     f"BOUND_TO.kernel{GRID}",
@@ -301,7 +309,11 @@ def test_way_to_a_launch_that_no_draft_follows__in_a_branch_that_no_size_takes__
     file = made(way)
     with pytest.raises(Unusable) as told:
         draft(file, {"n": 33}, others=[{"n": 50}])
-    stands = {"kept": "return KERNELS", "taking": "kernel[(4,)](x, w, y, x.numel(), B=16)"}
+    stands = {
+        "kept": "return KERNELS",
+        "global": "    K[(4,)](x",
+        "taking": "kernel[(4,)](x, w, y, x.numel(), B=16)",
+    }
     helper = next((text for name, text in stands.items() if way.startswith(name)), f"        {way}")
     assert told.value.line in lines_of(file, helper), str(told.value)
     assert "launch" in str(told.value)
@@ -339,7 +351,14 @@ def test_way_to_a_launch_that_no_draft_follows__in_every_call__is_refused(made, 
 
 
 UP = {"kind": "normal", "seed": 3}
-NAMED = [f"squared{GRID}", f"KERNELS['squared']{GRID}", "launch(x, w, y)", "y = SquaredFunction.apply(x, w)"]
+NAMED = [
+    f"k = squared; k{GRID}",
+    f"k = KERNELS['squared']; k{GRID}",
+    f"squared{GRID}",
+    f"KERNELS['squared']{GRID}",
+    "launch(x, w, y)",
+    "y = SquaredFunction.apply(x, w)",
+]
 
 
 @pytest.mark.parametrize("way", NAMED)

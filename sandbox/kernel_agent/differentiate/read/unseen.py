@@ -53,8 +53,9 @@ class _Ways:
             name = rest.pop()
             if name in self.hosts.by_name and name not in reached and not self._is_kernel(name):
                 reached.add(name)
-                inside = ast.walk(self.hosts.by_name[name])
-                rest += [self.hosts.named(n.id) for n in inside if isinstance(n, ast.Name)]
+                text = self.hosts.by_name[name]
+                named = {n.id for n in ast.walk(text) if isinstance(n, ast.Name)} - _own(text)
+                rest += [self.hosts.named(one) for one in sorted(named)]
         for name in sorted(reached, key=lambda one: self.hosts.by_name[one].lineno):
             for node, what in self._of_text(self.hosts.by_name[name], copied=True):
                 raise Refusal("launch", f"{what}, and a draft cannot follow it there", _REMEDY).at(node)
@@ -89,15 +90,32 @@ class _Ways:
         called as a copy is."""
         body = text.body if isinstance(text.body, list) else [text.body]
         within = [node for part in body for node in ast.walk(part)]
-        # Of its own scope: a variable further in hides nothing here.
-        bound = {a.arg for a in ast.walk(text.args) if isinstance(a, ast.arg)} | stored_in([*body])
+        bound = _own(text)
         above: dict[int, ast.AST] = {id(c): n for n in within for c in ast.iter_child_nodes(n)}
+        spared = self._launched_alone(within) if copied else set[int]()
         for node in within:
+            if id(node) in spared:
+                continue
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript):
                 yield from self._of_call(node, bound, copied)
             elif isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Load):
                 value = resolved(node, self.names, bound)
                 yield from self._of_name(node, value, above, copied)
+
+    def _launched_alone(self, within: list[ast.AST]) -> set[int]:
+        """What variables are assigned of which nothing is used but known launches: these have the launcher by
+        a name of the top level (launchers.hoist)."""
+        named = [n for n in within if isinstance(n, ast.Name)]
+        shared = {name for n in within if isinstance(n, (ast.Global, ast.Nonlocal)) for name in n.names}
+        launched = {id(call.func.value) for call in self.known}  # type: ignore[attr-defined]
+        found = set[int]()
+        for node in within:
+            match node:
+                case ast.Assign([ast.Name(name)], value) if name not in shared:
+                    uses = [n for n in named if n.id == name and n is not node.targets[0]]
+                    if all(id(n) in launched for n in uses):
+                        found |= {id(part) for part in ast.walk(value)}
+        return found
 
     def _of_call(self, call: ast.Call, bound: set[str], copied: bool) -> Iterator[tuple[ast.AST, str]]:
         """Of `name[...](...)`."""
@@ -204,6 +222,12 @@ class _Ways:
             ),
             None,
         )
+
+
+def _own(text: _Text) -> set[str]:
+    """The variables of a function's own scope: one further in hides nothing here."""
+    body: list[ast.AST] = [*text.body] if isinstance(text.body, list) else [text.body]
+    return {a.arg for a in ast.walk(text.args) if isinstance(a, ast.arg)} | stored_in(body)
 
 
 def _names(slots: Any) -> Iterable[str]:
