@@ -299,9 +299,6 @@ def _install() -> None:
         with _inside(self):
             return originals.autotuner_run(self, *args, **kwargs)
 
-    # What a tuner zeroes, copies and restores around a trial is no part of what its caller computes: torch
-    # would refuse it of an input that wants a gradient, and record it of anything else.
-    @torch.no_grad()
     def autotuner_bench(self: Autotuner, *args: Any, **kwargs: Any) -> Any:
         if _state.measured:
             _state.tuned.add(self)
@@ -344,7 +341,7 @@ def _install() -> None:
     JITFunction.run = jit_run
     JITFunction.__call__ = jit_call
     Autotuner.run = autotuner_run
-    Autotuner._bench = autotuner_bench
+    Autotuner._bench = torch.no_grad()(autotuner_bench)  # what trials restore is no part of a caller's graph
     Autotuner.__init_subclass__ = classmethod(init_subclass)  # type: ignore[assignment]
     Heuristics.run = heuristics_run
     InterpretedFunction.run = interpreted_run

@@ -296,6 +296,7 @@ WITHOUT_CASE = {
     "{one.name} of {Path(one.path).name} is not what its text makes",
     "{message} ({type(error).__name__}: {error})",
     "{where} leads to the launch of {kernel}, but calls no function by its name",
+    "`{name}` is an input that wants a gradient, and this launch overwrites it",  # test_diff_spans.py
     # test_diff_unseen.py
     "{what}, and a draft cannot follow it there",
     "{one.name} of {Path(one.path).name} may launch a kernel, and stays in its module",

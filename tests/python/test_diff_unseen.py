@@ -1,5 +1,5 @@
-"""A launch that no traced size makes raises in a draft, or the draft is refused: never is it made there without
-its gradient, whatever it is reached by."""
+"""A launch that no traced size makes raises in a draft, or the draft is refused: never is it made there
+without its gradient, whatever it is reached by."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Launches that no traced call has made, where a draft would make them without their gradient.
 
-A draft copies the functions that launch and calls the copies by their names; a launch in the copies that was
-not traced raises. What is reached otherwise (a kernel in a variable, a method, a bound launch, a function that
-is handed on) would run as it stands: outside of a branch that was traced nobody would see that its gradient
-is left out. So a draft is refused where the text has such a way to a launch.
+A draft copies the functions that launch and calls the copies by their names; a launch in the copies that
+was not traced raises. What is reached otherwise (a kernel in a variable, a method, a bound launch, a
+function that is handed on) would run as it stands: outside of a branch that was traced nobody would see
+that its gradient is left out. So a draft is refused where the text has such a way to a launch.
 """
 
 from __future__ import annotations
