@@ -347,6 +347,18 @@ static int on_retrieve(struct ka_job *job, const struct ka_event *event, struct 
     return 0;
 }
 
+/* The draft was begun during preflight: where it is refused and nobody else writes one, the rest is for
+ * nothing. */
+static int on_refused_ahead(struct ka_job *job, const struct ka_event *event, struct ka_command *command)
+{
+    if (event->op != job->op)
+        return -ESTALE;
+    if (job->limits.use_llm || !job->limits.use_differentiator)
+        return -EINVAL;
+    fail(job, KA_REASON_REFUSED_DRAFT, command);
+    return 0;
+}
+
 /* What comes of one slot, while others are open or checked. */
 static int on_answer(struct ka_job *job, const struct ka_event *event, struct ka_command *command)
 {
@@ -356,6 +368,8 @@ static int on_answer(struct ka_job *job, const struct ka_event *event, struct ka
         [KA_EV_NO_CANDIDATE] = KA_SLOT_NOTHING,
         [KA_EV_LLM_FAILED] = KA_SLOT_UNANSWERED,
     };
+    if (job->state == KA_JOB_PREFLIGHT && event->type == KA_EV_NO_CANDIDATE)
+        return on_refused_ahead(job, event, command);
     if (job->state < KA_JOB_DRAFT)
         return -EINVAL;
     if (event->slot < 0 || event->slot >= job->slot_count)

@@ -55,8 +55,9 @@ enum ka_event_type {
     KA_EV_UNUSABLE,     /* inspect, preflight: the forward file cannot be used */
     KA_EV_CANDIDATE,    /* draft, fix, optimise: `snapshot` holds a new candidate for `slot` */
     KA_EV_BAD_ANSWER,   /* the model answered `slot` with nothing usable; it will be told why */
-    KA_EV_NO_CANDIDATE, /* the differentiator refused, the tuner has no further variant, or the model
-                           says that nothing is left to gain */
+    KA_EV_NO_CANDIDATE, /* the differentiator refused (in preflight, of a draft that was begun ahead: with
+                           the operation's number, and without a model), the tuner has no further variant, or
+                           the model says that nothing is left to gain */
     KA_EV_LLM_FAILED,   /* the question of `slot` has no answer */
     KA_EV_CHECKED,      /* check: `passed` of `total` cases, `verified`, `cost` */
     KA_EV_BUDGET,       /* tokens, money or seconds are used up: finish with the best there is */

@@ -72,6 +72,27 @@ static void log_refusals(const struct ka_run *run, const json_t *doc)
     }
 }
 
+static void keep_draft(struct ka_run *run, const json_t *doc)
+{
+    json_decref(run->draft);
+    run->draft = doc ? json_deep_copy(doc) : NULL;
+    if (run->draft)
+        ka_run_put(run, "draft", run->draft);
+}
+
+/* There is none: why is said, and kept as what the run may end with. */
+static void keep_refusal(struct ka_run *run, const struct ka_op_result *result)
+{
+    ka_log(KA_LOG_INFO, "%s: no draft from the differentiator: %s", run->name, result->message);
+    log_refusals(run, result->doc);
+    json_decref(run->failure);
+    json_t *error = json_object_get(result->doc, "error");
+    run->failure = json_is_object(error)
+                       ? json_deep_copy(error)
+                       : json_pack("{s:s, s:s}", "kind", "unsupported_op", "message", result->message);
+    ka_run_put(run, "failure", run->failure);
+}
+
 static void on_draft(struct ka_run *run, const struct ka_op_result *result)
 {
     if (result->status == KA_OP_SANDBOX) {
@@ -79,10 +100,7 @@ static void on_draft(struct ka_run *run, const struct ka_op_result *result)
         return;
     }
     const char *backward = json_string_value(json_object_get(result->doc, "backward"));
-    json_decref(run->draft);
-    run->draft = result->doc ? json_deep_copy(result->doc) : NULL;
-    if (run->draft)
-        ka_run_put(run, "draft", run->draft);
+    keep_draft(run, result->doc);
     if (strcmp(run->settings.draft, "llm") == 0) { /* only its mathematics is wanted: the prompt has it */
         log_refusals(run, result->doc);
         ka_run_post_answer(run, KA_EV_NO_CANDIDATE, 0);
@@ -94,14 +112,7 @@ static void on_draft(struct ka_run *run, const struct ka_op_result *result)
             json_is_true(json_object_get(json_object_get(run->draft, "report"), "rounded")));
         return;
     }
-    ka_log(KA_LOG_INFO, "%s: no draft from the differentiator: %s", run->name, result->message);
-    log_refusals(run, result->doc);
-    json_decref(run->failure);
-    json_t *error = json_object_get(result->doc, "error");
-    run->failure = json_is_object(error)
-                       ? json_deep_copy(error)
-                       : json_pack("{s:s, s:s}", "kind", "unsupported_op", "message", result->message);
-    ka_run_put(run, "failure", run->failure);
+    keep_refusal(run, result);
     ka_run_post_answer(run, KA_EV_NO_CANDIDATE, 0);
 }
 
@@ -116,6 +127,14 @@ static void take_ahead(struct ka_run *run)
     json_decref(result.doc);
 }
 
+/* A launch that cannot be taken from where it stands: that hangs on the text, and on nothing that preflight
+ * has still to find out. */
+static bool refuses_launch(const struct ka_op_result *result)
+{
+    const json_t *first = json_array_get(json_object_get(result->doc, "refusals"), 0);
+    return result->status != KA_OP_OK && ka_is_text(first, "construct", "launch");
+}
+
 static void on_ahead(struct ka_run *run, void *arg, const struct ka_op_result *result)
 {
     (void)arg;
@@ -125,8 +144,17 @@ static void on_ahead(struct ka_run *run, void *arg, const struct ka_op_result *r
     run->ahead.result.child = NULL; /* gone when this returns */
     run->ahead.result.operation = "differentiate";
     json_incref(result->doc);
-    if (run->ahead.wanted)
+    if (run->ahead.wanted) {
         take_ahead(run);
+    } else if (refuses_launch(result) && run->job.state == KA_JOB_PREFLIGHT) {
+        if (run->job.limits.use_llm) {
+            log_refusals(run, result->doc); /* the model is asked, when preflight is through */
+            return;
+        }
+        keep_draft(run, result->doc);
+        keep_refusal(run, result);
+        ka_run_post_type(run, KA_EV_NO_CANDIDATE);
+    }
 }
 
 void ka_run_draft_ahead(struct ka_run *run)

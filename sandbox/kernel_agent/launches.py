@@ -341,7 +341,7 @@ def _install() -> None:
     JITFunction.run = jit_run
     JITFunction.__call__ = jit_call
     Autotuner.run = autotuner_run
-    Autotuner._bench = autotuner_bench
+    Autotuner._bench = torch.no_grad()(autotuner_bench)  # what trials restore is no part of a caller's graph
     Autotuner.__init_subclass__ = classmethod(init_subclass)  # type: ignore[assignment]
     Heuristics.run = heuristics_run
     InterpretedFunction.run = interpreted_run

@@ -364,3 +364,61 @@ def test_resume_tells_that_a_module_has_changed(agent: Agent, tmp_path: Path) ->
     assert result.code == 2
     assert "a module that" in result.err
     assert "start a fresh run" in result.err
+
+
+LIBRARY = (
+    FORWARD.split("@autodiff")[0].replace("from kernel_agent import autodiff\n", "")
+    + """
+
+COUNT = 0
+
+
+def launched(x):
+    global COUNT
+    COUNT += 1
+    y = torch.empty_like(x)
+    square_kernel[(blocks(x.numel(), 32),)](x, y, x.numel(), BLOCK=32)
+    return y
+"""
+)
+STUB = """import torch
+from kernel_agent import autodiff
+from library import launched
+
+
+@autodiff(inputs_require_grad=(0,))
+def square(x):
+    return launched(x.contiguous())
+"""
+
+
+@pytest.fixture
+def refused(tmp_path: Path) -> Path:
+    """A stub whose launcher stays in its module: it sets a global name there."""
+    (tmp_path / "helpers.py").write_text(HELPERS)
+    (tmp_path / "parts.py").write_text(PARTS.replace(".functions", "functions"))
+    (tmp_path / "functions.py").write_text(FUNCTIONS)
+    (tmp_path / "library.py").write_text(LIBRARY)
+    file = tmp_path / "stub.py"
+    file.write_text(STUB + "\n\nSWEEP" + FORWARD.split("\n\nSWEEP")[1])
+    return file
+
+
+REFUSES, AGREES = "the differentiator refuses line 7: library.py:", "forward and oracle agree"
+
+
+def test_launcher_that_stays_in_its_module__ends_a_run_before_preflight_does(
+    agent: Agent, refused: Path
+) -> None:
+    result = agent("--file-path", refused)
+    assert result.code == 4, result.err
+    assert REFUSES in result.err and AGREES not in result.err
+    assert "launched from another file: launched sets COUNT of its module" in result.err
+
+
+def test_launcher_that_stays_in_its_module__is_told_before_a_model_is_asked(
+    agent: Agent, refused: Path
+) -> None:
+    result = agent("--file-path", refused, "--backend", "mailbox:box", "--no-wait")
+    assert result.code == 75, result.err
+    assert 0 < result.err.index(REFUSES) < result.err.index(AGREES)

@@ -295,7 +295,11 @@ WITHOUT_CASE = {
     "{Path(file).name}:{line}: {launch.name} is launched from another file{why}",
     "{one.name} of {Path(one.path).name} is not what its text makes",
     "{message} ({type(error).__name__}: {error})",
-    "{where} leads to the launch of {kernel} in another module, but calls no function by its name",
+    "{where} leads to the launch of {kernel}, but calls no function by its name",
+    "`{name}` is an input that wants a gradient, and this launch overwrites it",  # test_diff_spans.py
+    # test_diff_unseen.py
+    "{what}, and a draft cannot follow it there",
+    "{one.name} of {Path(one.path).name} may launch a kernel, and stays in its module",
     "the source of {launch.name}, {path}, cannot be read",  # a kernel that is made of text
     "`{name}` reads `{wanted}`, which the launch does not pass",
     "`{name}` reads `{error.args[0]}`, which the launch does not pass",  # test_diff_heuristics.py

@@ -459,6 +459,34 @@ static void job__without_a_model__the_differentiator_alone_decides(void **state)
          {EVENT(KA_EV_NO_CANDIDATE), KA_JOB_DONE, KA_CMD_FINISH, 1});
 }
 
+static void job__refused_ahead__ends_preflight_without_a_model_alone(void **state)
+{
+    (void)state;
+    struct ka_command command;
+    for (int model = 0; model < 2; model++) {
+        for (int drafts = 0; drafts < 2; drafts++) {
+            struct ka_job job;
+            struct ka_job_limits limits = defaults;
+            limits.use_llm = model;
+            limits.use_differentiator = drafts;
+            ka_job_init(&job, &limits);
+            const struct ka_event start = {.type = KA_EV_START};
+            assert_int_equal(ka_job_step(&job, &start, &command), 0);
+            struct ka_event refused = {.type = KA_EV_NO_CANDIDATE, .op = job.op};
+            assert_int_equal(ka_job_step(&job, &refused, &command), -EINVAL); /* inspect drafts nothing */
+            const struct ka_event looked = {.type = KA_EV_OK, .op = job.op};
+            assert_int_equal(ka_job_step(&job, &looked, &command), 0);
+            assert_int_equal(job.state, KA_JOB_PREFLIGHT);
+            assert_int_equal(ka_job_step(&job, &refused, &command), -ESTALE);
+            refused.op = job.op;
+            bool ends = !model && drafts;
+            assert_int_equal(ka_job_step(&job, &refused, &command), ends ? 0 : -EINVAL);
+            assert_int_equal(job.state, ends ? KA_JOB_FAILED : KA_JOB_PREFLIGHT);
+            assert_int_equal(job.reason, ends ? KA_REASON_REFUSED_DRAFT : KA_REASON_NONE);
+        }
+    }
+}
+
 static void job__refused_draft_with_a_model__asks_the_model(void **state)
 {
     (void)state;
@@ -706,6 +734,7 @@ int main(void)
         cmocka_unit_test(job__unusable_answers__are_asked_again_and_then_given_up),
         cmocka_unit_test(job__a_usable_answer__forgives_earlier_bad_ones),
         cmocka_unit_test(job__without_a_model__the_differentiator_alone_decides),
+        cmocka_unit_test(job__refused_ahead__ends_preflight_without_a_model_alone),
         cmocka_unit_test(job__refused_draft_with_a_model__asks_the_model),
         cmocka_unit_test(job__draft_that_fails_where_there_is_another__takes_the_other),
         cmocka_unit_test(job__two_drafts_that_fail__are_repaired_by_the_model),

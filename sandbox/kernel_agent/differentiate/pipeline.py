@@ -38,7 +38,7 @@ from .plans import (
     sums,
 )
 from .prove import overwrite
-from .read import adopted, block_sizes, launchers, parted, trace
+from .read import adopted, block_sizes, launchers, parted, trace, unseen
 from .read.home import Home
 from .read.host_functions import HostFunctions, Method
 from .reverse.sweep import writes
@@ -175,6 +175,7 @@ def _differentiated(
     def attempt(schedule: str | None, folds: trace.Folds = frozenset(), queued: bool = True) -> Draft:
         first, *more = (partial(draw.make_inputs, fwd, d, seed, dtype=dtype) for d in [dims, *others])
         traced = trace.trace(fwd, first(), (make() for make in more), folds)
+        unseen.check(fwd, [*(site.call for site in traced[0]), *(launch.call for launch in traced[1])])
         trace.other_launches(fwd, more, traced[0])
         asked = [site for site in traced[0] if site.outputs]
         menus = (own_blocks, own_tiles, own_lanes, row_tiles)

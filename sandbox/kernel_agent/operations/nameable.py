@@ -37,7 +37,9 @@ _TORCH = _DTYPES | words(
     autograd.function.FunctionCtx amp.custom_fwd amp.custom_bwd cuda.amp.custom_fwd cuda.amp.custom_bwd
     cuda.is_available cuda.current_device cuda.device cuda.device_of cuda.device_count
     cuda.get_device_properties cuda.get_device_capability cuda.get_device_name cuda.is_bf16_supported
-    version.cuda version.hip compiler.is_compiling"""
+    xpu.is_available xpu.current_device xpu.device_count xpu.get_device_properties xpu.get_device_capability
+    xpu.get_device_name
+    version.cuda version.hip version.xpu compiler.is_compiling"""
 )
 _TRITON = words(
     """jit autotune heuristics Config cdiv next_power_of_2 constexpr constexpr_function __version__
@@ -68,7 +70,8 @@ _ALLOWED = {
 # Modules that may be imported, and stand before a dot; none is a value.
 _PACKAGES = words(
     """torch torch.nn torch.nn.functional torch.autograd torch.autograd.function torch.amp torch.cuda
-    torch.cuda.amp triton triton.language triton.language.core triton.language.math triton.language.random
+    torch.cuda.amp torch.xpu triton triton.language triton.language.core triton.language.math
+    triton.language.random
     triton.language.standard triton.language.semantic triton.language.extra triton.language.extra.libdevice
     triton.language.extra.cuda triton.language.extra.cuda.libdevice triton.runtime triton.runtime.driver
     triton.tools triton.tools.tensor_descriptor math"""
@@ -158,15 +161,21 @@ class Names:
 
     def __init__(self, tree: ast.Module) -> None:
         self.imported: dict[str, str] = {}
+        self.several = set[str]()  # names that imports bind to different things
         for node in ast.walk(tree):
             if isinstance(node, ast.Import):
                 for alias in node.names:
                     name = alias.name if alias.asname else alias.name.split(".")[0]
-                    self.imported[alias.asname or name] = name
+                    self._bind(alias.asname or name, name)
             elif isinstance(node, ast.ImportFrom):
                 for alias in node.names:
-                    self.imported[alias.asname or alias.name] = _module(node) + alias.name
+                    self._bind(alias.asname or alias.name, _module(node) + alias.name)
         self.hidden = _hidden(tree)
+
+    def _bind(self, name: str, path: str) -> None:
+        if self.imported.get(name, path) != path:
+            self.several.add(name)
+        self.imported[name] = path
 
     def path(self, node: ast.AST) -> str | None:
         """The dotted name that a chain of attributes stands for, None where no import is at its root."""

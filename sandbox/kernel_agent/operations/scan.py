@@ -20,6 +20,7 @@ from .. import handwritten
 from ..handwritten import HandWritten
 from ..source import MARKER, autodiff_names, backward_starts, parse, read, words
 from . import nameable as closed
+from .asked import Asked
 from .borrowed import Borrowed
 from .elsewhere import Elsewhere, around
 from .nameable import Names
@@ -169,6 +170,7 @@ class _Scanner:
         self.start = start
         self.body = [node for node in tree.body if node.lineno > (start or 0)]
         self.names = Names(tree)
+        self.asked = Asked(tree, self.names, elsewhere.folder if elsewhere is not None else None)
         functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
         self.kernels = {node.name: node for node in functions if closed.is_kernel(node, self.names)}
         self.own = self._find_own(function) if start is None else None
@@ -426,7 +428,7 @@ class _Scanner:
             if not isinstance(node, (ast.Import, ast.ImportFrom)):
                 continue
             mine = self._is_mine(node)
-            if mine and self.own is None and self.borrowed.may_import(node):
+            if mine and (self.borrowed if self.own is None else self.asked).may_import(node):
                 continue
             for path in closed.imported(node):
                 broken = closed.judge_import(path)
@@ -656,7 +658,13 @@ class _Scanner:
         elif isinstance(node, ast.Call):
             yield from self._call(node)
 
+    def _is_asked(self, node: ast.expr) -> bool:
+        """Whether it stands in a question about what a module that people wrote themselves runs on."""
+        return self.own is not None and node in self.asked.nodes
+
     def _name(self, node: ast.Name) -> Iterator[Finding]:
+        if self._is_asked(node):
+            return
         special = node.id.startswith("__") and node.id not in ("__name__", "__doc__", "__all__")
         if special or (node.id in FORBIDDEN_NAMES and not self._is_variable(node.id)):
             if node not in self._literal_lookups and not (
@@ -697,7 +705,9 @@ class _Scanner:
     def _path(self, node: ast.expr) -> Iterator[Finding]:
         """A name that an import bound, with all that is taken of it: only what the lists have."""
         path = self.names.path(node)
-        if node in self._decorating or (self.own is not None and path in closed.SAYING):
+        if node in self._decorating or self._is_asked(node):
+            return
+        if self.own is not None and path in closed.SAYING:
             return
         if path in closed.AROUND:
             mine = self.own is None and not self._is_stubs_own(node)

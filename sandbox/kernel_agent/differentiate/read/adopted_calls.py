@@ -1,7 +1,7 @@
-"""Whether the functions of other modules that are read as the user's are called as their copies will be.
+"""Whether the functions that launch, the user's or of other modules, are called as their copies will be.
 
-A copy calls another by name. What a launch in another module was reached by else, a method or a variable,
-would call the module's own function in the backward part too, and leave out its gradient.
+A copy calls another by name. What a launch was reached by else, a method or a variable, would call the
+function itself in the backward part too, and leave out its gradient.
 """
 
 from __future__ import annotations
@@ -11,17 +11,19 @@ import sys
 from itertools import islice
 from types import FrameType
 
+from triton import KernelInterface
+
 from ..ir.refusal import Refusal
 from .host_functions import HostFunctions
 
 
-def check(path: str, hosts: HostFunctions, kernel: str) -> None:
-    """Refuse a launch of a kernel, from within it, where some function of the file on the way to it is not
-    called by its name in the one before."""
+def check(path: str, hosts: HostFunctions, kernel: str, stub: str) -> None:
+    """Refuse a launch of a kernel, from within it, where some function of the file on the way to it from the
+    stub is not called by its name in the one before."""
     inner: ast.FunctionDef | None = None
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if frame.f_code.co_filename == path:
+        if frame.f_code.co_filename == path and not _is_of_launcher(frame):
             line = frame.f_lineno
             function = next((f for f in hosts.by_name.values() if line in _lines(f)), None)
             if function is None:
@@ -32,7 +34,15 @@ def check(path: str, hosts: HostFunctions, kernel: str) -> None:
                 if not any(hosts.called(node) == inner.name for node in _calls(function, frame)):
                     raise _unnamed(kernel, f"{function.name}()", line)
                 inner = function
+            if function.name == stub:
+                return
         frame = frame.f_back
+
+
+def _is_of_launcher(frame: FrameType) -> bool:
+    """Whether a frame is of a method of what launches a kernel: the launch itself has called it."""
+    names = frame.f_code.co_varnames[: frame.f_code.co_argcount]
+    return bool(names) and isinstance(frame.f_locals.get(names[0]), KernelInterface)
 
 
 def _lines(function: ast.FunctionDef) -> range:
@@ -58,5 +68,5 @@ def _decorates(function: ast.FunctionDef, inner: ast.FunctionDef) -> bool:
 
 
 def _unnamed(kernel: str, where: str, line: int) -> Refusal:
-    message = f"{where} leads to the launch of {kernel} in another module, but calls no function by its name"
+    message = f"{where} leads to the launch of {kernel}, but calls no function by its name"
     return Refusal("launch", message, "Call the function that launches by its name.", line)

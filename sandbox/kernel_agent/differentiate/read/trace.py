@@ -232,8 +232,7 @@ def _trace(
         try:
             own = next((b for b in blocks if launch.site[1] in b.lines), None)
             site = _site(fwd, own.launch(launch) if own else launch, calls, functions, taken, folds, own)
-            if fwd.adopted is not None and fwd.adopted.place(launch.site[1]) is not None:
-                adopted_calls.check(fwd.path, HostFunctions(fwd.tree), launch.name)
+            adopted_calls.check(fwd.path, HostFunctions(fwd.tree), launch.name, fwd.stub_name)
             key = (site.call.lineno, site.call.col_offset)
             known = sites.get(key)
             if known is None or key not in settled and _more_active(site, known):
@@ -814,6 +813,12 @@ def _returned(host: ast.FunctionDef, name: str) -> list[ast.expr | None]:
     return [n.value for one in made for n in ast.walk(one) if isinstance(n, ast.Return)]
 
 
+def _is_of_input(t: torch.Tensor) -> bool:
+    """Whether a tensor is one that a gradient is asked of, or a view of it."""
+    whole = t._base if t._base is not None else t
+    return whole.requires_grad and whole.is_leaf
+
+
 def _more_active(new: Site, old: Site) -> bool:
     count = [sum(a.active or bool(a.behind and a.behind.active) for a in s.args.values()) for s in (new, old)]
     return count[0] > count[1]
@@ -826,7 +831,14 @@ def _may_be_more(site: Site) -> bool:
 
 def _mark(site: Site, launch: Launch, taken: address_tables.Taken) -> None:
     """Make the written buffers depend on what the kernel reads."""
-    written = [value for name in site.outputs for value in _tensors(site, launch, name, taken)]
+    written: list[torch.Tensor] = []
+    for name in site.outputs:
+        tensors = _tensors(site, launch, name, taken)
+        if torch.is_grad_enabled() and any(map(_is_of_input, tensors)):
+            message = f"`{name}` is an input that wants a gradient, and this launch overwrites it"
+            remedy = "Launch on a copy: x = x.clone(). Autograd lets nobody change an input's values."
+            raise Refusal("in-place access", message, remedy).at(site.call)
+        written += tensors
     if not written:
         return
     ids = {id(t) for t in written}
