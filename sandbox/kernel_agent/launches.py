@@ -171,6 +171,9 @@ class _State:
     every: bool = False  # on a GPU, the first time it chooses, an autotuner runs every configuration
     measured: bool = False  # on a GPU, an autotuner chooses as it does for its user
     tuned: set[Autotuner] = field(default_factory=set)  # those that did
+    choices: dict[Any, dict[Any, Config]] = field(
+        default_factory=dict
+    )  # of those, by kernel and configurations
 
 
 _state = _State()
@@ -218,6 +221,20 @@ def tune_by_the_clock() -> None:
     """On a GPU, from now on in this process, autotuners measure every configuration at length and take the
     fastest, as they do for their users: for who is to be timed."""
     _state.measured = True
+
+
+def share_choices(tuner: Autotuner) -> None:
+    """Autotuners of one kernel's text with the same configurations choose once: of two pairs that are timed
+    beside each other the forward is the same, and a choice that the clock leaves open would be a difference
+    between them that neither has made."""
+    fn = jit_function(tuner)
+    if tuner.__dict__.get("_kernel_agent_shares") or fn is None or tuner.cache:
+        return
+    tuner.__dict__["_kernel_agent_shares"] = True
+    if any(config.pre_hook is not None for config in tuner.configs):  # a function of its own module
+        return
+    which = (fn.cache_key, tuple(map(str, tuner.configs)), tuple(tuner.keys))
+    tuner.cache = _state.choices.setdefault(which, tuner.cache)
 
 
 def tuned() -> bool:
@@ -296,6 +313,8 @@ def _install() -> None:
             return _untimed(self, args, kwargs)
         trials = self.__dict__.setdefault("_kernel_agent_trials", _Trials())
         trials.begin()
+        if _state.measured:
+            share_choices(self)
         with _inside(self):
             return originals.autotuner_run(self, *args, **kwargs)
 
