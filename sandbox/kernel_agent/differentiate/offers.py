@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from .ir.refusal import Refusal
 from .plans import BROKEN, Scheduled, keeps_matrices, planned
 from .read import block_sizes
-from .schedule import exact_products, own_blocks, own_tiles, saved_tiles, step_matrices, tuning
+from .schedule import exact_products, own_blocks, own_tiles, saved_tiles, step_matrices, tuning, turned_tiles
 
 if TYPE_CHECKING:
     from .pipeline import Draft
@@ -24,8 +24,18 @@ def offer(draft: Draft, plan: Scheduled) -> None:
     _offer_for_products(draft, plan)
     _offer_for_data(draft, plan)
     _offer_for_matrices(draft, plan)
+    _offer_turned(draft, plan)
     if not draft.asked.tf32x3 and exact_products.offers(plan.effects):
         tuning.offer_first(draft.configs, [{"tf32x3": 1}])
+
+
+def _offer_turned(draft: Draft, plan: Scheduled) -> None:
+    """Tiles that owner kernels form transposed: before sizes of blocks, which have them beside then."""
+    graph = plan.reverse.kernel.graph
+    if draft.asked.turned or draft.schedule == "atomic":
+        return
+    if any(turned_tiles.turned(graph, made.effects) is not None for made in plan.owner.kernels):
+        tuning.offer(draft.configs, {"turned": 1})
 
 
 def offer_constants(draft: Draft) -> None:

@@ -36,6 +36,7 @@ from .plans import (
     of_rows,
     planned,
     sums,
+    turn_tiles,
 )
 from .prove import overwrite
 from .read import adopted, block_sizes, launchers, parted, trace, unseen
@@ -93,7 +94,7 @@ SCHEDULES = ("owner", "partials", "atomic")
 # Of a configuration, what asks the passes for something, by yes or no.
 KEYS = (
     "apart", "operands", "outputs", "saved", "exact", "walks", "disjoint", "constants", "matrix", "tf32x3",
-    "whole",
+    "whole", "turned",
 )  # fmt: skip
 
 
@@ -420,6 +421,8 @@ def _launch(fwd: Forward, site: trace.Site, kernels: dict[str, str], draft: Draf
         if meeting is not None and plan.site is site:
             raise meeting
         overwrite.check_reads(plan.site.kernel, trace.program_axes(site), site.launch.grid)
+    for plan in leaves(best) if asked.turned else ():
+        turn_tiles(plan)
     for plan in leaves(best) if asked.tf32x3 else ():
         exact_products.use(plan.effects, plan.reverse.report)
     if asked.operands:

@@ -33,6 +33,7 @@ from .schedule import (
     swapped_lanes,
     tile_queues,
     tuning,
+    turned_tiles,
     whole_rows,
 )
 from .schedule.decisions import Totals
@@ -70,6 +71,7 @@ class Asked:
     matrix: bool = False  # tiles of an adjoint that several products take are kept as a matrix
     tf32x3: bool = False  # exact products of float32 are three in TF32 each
     whole: bool = False  # blocks that lie wholly inside go without masks
+    turned: bool = False  # owner kernels form the tiles transposed that their products take so
     longest: Mapping[int, int] = field(default_factory=dict, compare=False)  # whole_rows.longest()
     rows: bool = True  # what steps add to rows of a gradient is a product behind their loop
 
@@ -186,6 +188,16 @@ def planned(site: trace.Site, name: str, asked: Asked, known: list[LineReport]) 
         if other.saved and other.fused is not None:
             return other
     return plan
+
+
+def turn_tiles(plan: Scheduled) -> None:
+    """Have owner kernels form tiles transposed, where that is all that their products want of them."""
+    for made in plan.owner.kernels:
+        found = turned_tiles.turned(plan.reverse.kernel.graph, made.effects)
+        if found is not None:
+            made.effects = found
+            reason = "formed transposed: products take it out of registers"
+            plan.reverse.say(None, "tile", "none", reason)
 
 
 def _owner(reverse: Reverse, axes: list[int], name: str, site: trace.Site, asked: Asked) -> Owner:
