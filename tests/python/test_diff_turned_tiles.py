@@ -119,6 +119,9 @@ STAYS: dict[str, Callable[[Tiles], list | None]] = {
     "its rows are added up in a scan": lambda t: t.of(
         t.g.make("scan", (t.p,), {"axis": 1}, "float16", t.shape)
     ),
+    "a row of numbers lies along its last axis": lambda t: t.of(
+        t.g.mul(t.p, t.g.cast(t.g.fresh("load", {}, "float32", t.shape[1:], t.g.top), "float16"))
+    ),
     "a loop carries what it is scaled by": lambda t: t.of(
         t.g.mul(t.p, t.g.expand(t.g.fresh("phi", {}, "float16", t.shape[:1], t.g.top), 1))
     ),
@@ -137,6 +140,21 @@ def test_product_that_adds_to_another__is_left_alone() -> None:
     assert tiles.of(g.cast(g.call("exp2", scores), "float16")) is None
 
 
+def test_product_that_adds_what_it_makes_of_a_tile__stays() -> None:
+    tiles = Tiles()
+    operands = (tiles.turned(tiles.p), tiles.d, tiles.loaded(tiles.k.shape))
+    added = tiles.g.make("dot", operands, {"precision": "ieee"}, "float32", tiles.k.shape)
+    effects = [TapeStore("t", tiles.g.const(0), added, tiles.g.top)]
+    assert turned(tiles.g, effects) is None
+
+
+def test_loaded_tiles_that_are_taken_transposed__stay_so() -> None:
+    tiles = Tiles()
+    loaded = tiles.product(tiles.turned(tiles.q), tiles.d)
+    first, second = tiles.of(tiles.p, loaded)
+    assert first.value.args[0].op == "cast" and second.value is loaded
+
+
 def test_branches_that_choose_a_tile__are_asked_of_the_turned_ones() -> None:
     tiles = Tiles()
     g = tiles.g
@@ -149,6 +167,9 @@ def test_branches_that_choose_a_tile__are_asked_of_the_turned_ones() -> None:
     (chosen,) = (n for n in nodes_in([effect.value]) if n.op == "ifout")
     assert chosen.shape == tiles.shape[::-1] and chosen.attrs["then"].shape == chosen.shape
     assert chosen.attrs["if"] is not stmt and chosen.attrs["if"].cond is flag
+
+    stmt.then_effects.append(TapeStore("kept", g.const(0), tiles.q, stmt.then))
+    assert tiles.of(out) is None
 
     half = g.merged(g.fork(flag, True), tiles.p, None, tiles.p, g.top)
     assert tiles.of(half) is None
