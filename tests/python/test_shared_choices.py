@@ -15,7 +15,10 @@ from kernel_agent import autodiff
 HOOK = None
 
 
-@triton.autotune(configs=[triton.Config({"BLOCK": 16}, pre_hook=HOOK), triton.Config({"BLOCK": 32})], key=["N"])
+CONFIGS = [triton.Config({"BLOCK": 16}, pre_hook=HOOK), triton.Config({"BLOCK": 32})]
+
+
+@triton.autotune(configs=CONFIGS, key=["N"])
 @triton.jit
 def double_kernel(x_ptr, y_ptr, N, BLOCK: tl.constexpr):
     cols = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
