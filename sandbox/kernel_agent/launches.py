@@ -311,10 +311,9 @@ def _install() -> None:
     def autotuner_run(self: Autotuner, *args: Any, **kwargs: Any) -> Any:
         if _state.mode != "cuda":
             return _untimed(self, args, kwargs)
-        trials = self.__dict__.setdefault("_kernel_agent_trials", _Trials())
-        trials.begin()
         if _state.measured:
             share_choices(self)
+        _trials_of(self).begin()
         with _inside(self):
             return originals.autotuner_run(self, *args, **kwargs)
 
@@ -324,7 +323,7 @@ def _install() -> None:
             return originals.autotuner_bench(self, *args, **kwargs)
         if _state.mode != "cuda":  # of a class of its own, which has another run()
             return _unmeasured(self, kwargs["config"])
-        trials = self.__dict__.setdefault("_kernel_agent_trials", _Trials())
+        trials = _trials_of(self)
         if trials.settled:
             return NOT_TRIED
         self.__dict__["do_bench"] = _briefly  # in place of some hundred runs
@@ -400,6 +399,11 @@ class _Trials:
     def note(self, timings: Any) -> Any:
         self.fits = self.fits or timings[0] != NOT_TRIED[0]
         return timings
+
+
+def _trials_of(tuner: Autotuner) -> _Trials:
+    made: _Trials = tuner.__dict__.setdefault("_kernel_agent_trials", _Trials())
+    return made
 
 
 def _briefly(call: Callable[[], Any], **_: Any) -> list[float]:
