@@ -311,9 +311,7 @@ def _install() -> None:
     def autotuner_run(self: Autotuner, *args: Any, **kwargs: Any) -> Any:
         if _state.mode != "cuda":
             return _untimed(self, args, kwargs)
-        if _state.measured:
-            share_choices(self)
-        _trials_of(self).begin()
+        _begin(self)
         with _inside(self):
             return originals.autotuner_run(self, *args, **kwargs)
 
@@ -399,6 +397,13 @@ class _Trials:
     def note(self, timings: Any) -> Any:
         self.fits = self.fits or timings[0] != NOT_TRIED[0]
         return timings
+
+
+def _begin(tuner: Autotuner) -> None:
+    """On a GPU, before a launch, which may need a choice."""
+    if _state.measured:
+        share_choices(tuner)
+    _trials_of(tuner).begin()
 
 
 def _trials_of(tuner: Autotuner) -> _Trials:
