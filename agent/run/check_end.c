@@ -76,6 +76,27 @@ static bool is_large(const struct ka_check *check)
     return false;
 }
 
+/* Whether nothing speaks against a candidate but that required shapes had no room on the GPU: others had it,
+ * for the forward's own children had that room before. */
+static bool is_unsaid(const struct outcome *outcome)
+{
+    size_t unsaid = 0;
+    KA_EACH(json_object_get(json_object_get(outcome->verdict, "shapes"), "skipped"), i, item) {
+        unsaid += strstr(ka_text_of(item, "reason", ""), "the GPU ran out of memory") != NULL;
+    }
+    const struct ka_verdict_counts *counts = &outcome->counts;
+    return unsaid && counts->passed < counts->required && counts->passed + unsaid >= counts->required &&
+           counts->hidden_passed == counts->hidden;
+}
+
+static bool has_another_draft(struct ka_run *run, const struct outcome *outcome)
+{
+    if (outcome->verified)
+        return false;
+    return (is_large(run->check) && ka_run_draft_is_large(run)) ||
+           (is_unsaid(outcome) && ka_run_draft_is_unsaid(run));
+}
+
 static void settle(struct ka_run *run, const struct outcome *outcome)
 {
     const struct ka_verdict_counts *counts = &outcome->counts;
@@ -92,7 +113,7 @@ static void settle(struct ka_run *run, const struct outcome *outcome)
         .total = (int)(counts->required + counts->hidden),
         .verified = outcome->verified,
         .cost = weighed(run, outcome),
-        .another = !outcome->verified && is_large(run->check) && ka_run_draft_is_large(run),
+        .another = has_another_draft(run, outcome),
     };
     if (rc) {
         ka_log(KA_LOG_ERROR, "%s: %s", run->name, err.msg);

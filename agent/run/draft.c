@@ -21,16 +21,18 @@ static json_t *trace_case(const struct ka_run *run)
 }
 
 /* A draft that is not verified is made once more with what this asks, where there is a reason: what it read
- * back rounded is not read back, and loops have one stage, which takes the least of the GPU. NULL: there is
- * none (new reference). */
+ * back rounded is not read back, and loops have one stage, which takes the least of the GPU; where nothing was
+ * said of a shape, for others had the GPU's memory, it is the same again. NULL: there is none (new
+ * reference). */
 static json_t *once_more(const struct ka_run *run)
 {
     bool rounded = json_is_true(json_object_get(json_object_get(run->draft, "report"), "rounded"));
     bool large = json_is_true(json_object_get(run->draft, "large"));
-    if (json_object_get(run->draft, "asked") || (!rounded && !large))
+    bool unsaid = json_is_true(json_object_get(run->draft, "unsaid"));
+    if (json_object_get(run->draft, "asked") || (!rounded && !large && !unsaid))
         return NULL;
     json_t *asked = json_object();
-    if (rounded)
+    if (rounded && !unsaid)
         json_object_set_new(asked, "exact", json_integer(1));
     if (large)
         json_object_set_new(asked, "num_stages", json_integer(1));
@@ -53,14 +55,25 @@ void ka_run_ask_differentiator(struct ka_run *run, json_t *schedule, json_t *con
     ask_differentiator(run, schedule, config, json_object_get(run->draft, "asked"), done);
 }
 
-bool ka_run_draft_is_large(struct ka_run *run)
+/* A reason to make the draft once more, if it is one of the differentiator's, and the first. */
+static bool has_reason(struct ka_run *run, const char *reason)
 {
     bool drafted = run->job.turn_source == 1 && run->job.phase == KA_PHASE_DRAFT && !run->given;
     if (!drafted || !run->draft || json_object_get(run->draft, "asked"))
         return false;
-    json_object_set_new(run->draft, "large", json_true());
+    json_object_set_new(run->draft, reason, json_true());
     ka_run_put(run, "draft", run->draft);
     return true;
+}
+
+bool ka_run_draft_is_large(struct ka_run *run)
+{
+    return has_reason(run, "large");
+}
+
+bool ka_run_draft_is_unsaid(struct ka_run *run)
+{
+    return has_reason(run, "unsaid");
 }
 
 static void log_refusals(const struct ka_run *run, const json_t *doc)
@@ -204,7 +217,8 @@ void ka_run_differentiate(struct ka_run *run)
     }
     if (run->job.best) {
         json_auto_t *also = once_more(run);
-        ka_log_progress(run->name, "draft: differentiator, once more%s%s",
+        ka_log_progress(run->name, "draft: differentiator, once more%s%s%s",
+                        json_object_size(also) ? "" : ": others had the GPU's memory",
                         json_object_get(also, "exact") ? ", with nothing read back rounded" : "",
                         json_object_get(also, "num_stages") ? ", with one stage a loop" : "");
         ask_differentiator(run, NULL, NULL, also, on_once_more);

@@ -14,5 +14,8 @@ void ka_run_ask_differentiator(struct ka_run *run, json_t *schedule, json_t *con
 /* What was checked wants more of the GPU than a program gets: whether the differentiator has another draft
  * for that. */
 bool ka_run_draft_is_large(struct ka_run *run);
+/* Nothing was said of shapes of it that others left no room for on the GPU: whether it may be checked once
+ * more. */
+bool ka_run_draft_is_unsaid(struct ka_run *run);
 
 #endif

@@ -215,6 +215,37 @@ def test_memory_that_runs_out_in_an_operation_of_its_own__is_waited_for_once(age
     assert len(ran) == 2, ran
 
 
+MADE = "    ast.parse(draft.text)\n"
+GUARDED = "    try:\n        made = Case(fwd, case, "
+OTHERS_HAVE_IT = """\
+    if "seconds" not in (request.get("budget") or {}) and case["dims"] == {"M": 4, "N": 24}:  # preflight has some
+        full = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 64.00 MiB. 40.31 MiB is free")
+        return result | {"ok": False, "error": _error(full, fwd).to_dict()}
+"""
+
+
+def test_draft_of_which_nothing_is_said_for_others_have_the_memory__is_checked_once_more(
+    agent: Agent,
+) -> None:
+    """As it is, and not another one: nothing spoke against it."""
+    oracle = agent.folder / "share/sandbox/kernel_agent/operations/oracle.py"
+    assert oracle.read_text().count(GUARDED) == 1
+    oracle.write_text(oracle.read_text().replace(GUARDED, OTHERS_HAVE_IT + GUARDED))
+    drafts = agent.folder / "share/sandbox/kernel_agent/differentiate/operation.py"
+    assert drafts.read_text().count(MADE) == 1
+    drafts.write_text(drafts.read_text().replace(MADE, "    draft.rounded = True  # no reason here\n" + MADE))
+    forward = agent.folder / "scale.py"
+    forward.write_text(FORWARD)
+    options = ("--device", "cuda", "--python", sys.executable, "--backend", "none", "--json")
+    done = agent("--file-path", forward, *options)
+    assert done.code == 4 and done.result["verdict"] == "not_verified", done.err
+    assert done.err.count("draft: differentiator, once more: others had the GPU's memory\n") == 1, done.err
+    journal = Path(done.result["run_dir"], "run.jsonl").read_text().splitlines()
+    first, second = (event for event in map(json.loads, journal) if event["event"] == "candidate")
+    assert first["backward"] == second["backward"]
+    assert "the GPU ran out of memory" in json.dumps(done.result["shapes"]["skipped"])
+
+
 LARGE = {"M": 64, "N": 24}
 
 
