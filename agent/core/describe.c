@@ -3,6 +3,7 @@
 
 #include "base/each.h"
 #include "fields.h"
+#include "rank.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -478,10 +479,16 @@ static void put_kernel_row(const json_t *kernel, struct ka_buf *out)
         else
             ka_buf_printf(out, " %.0f |", value);
     }
+    bool compiled = !json_is_false(json_object_get(kernel, "ok")) &&
+                    ka_number_of(kernel, "registers", -1) >= 0 && ka_number_of(kernel, "num_warps", 0) > 0;
+    if (compiled)
+        ka_buf_printf(out, " %.0f |", ka_rank_programs(kernel) * ka_number_of(kernel, "num_warps", 0));
+    else
+        ka_buf_puts(out, " - |");
     ka_buf_puts(out, "\n");
     if (json_is_false(json_object_get(kernel, "ok"))) {
         const char *error = refusal_of(kernel);
-        ka_buf_printf(out, "| | does not compile: %.*s | | | | | | |\n", (int)strcspn(error, "\n|"), error);
+        ka_buf_printf(out, "| | does not compile: %.*s | | | | | | | |\n", (int)strcspn(error, "\n|"), error);
     }
 }
 
@@ -599,13 +606,14 @@ int ka_describe_facts(const json_t *facts, struct ka_buf *out)
     if (json_array_size(kernels))
         ka_buf_puts(&body,
                     "\n| kernel | constexprs | registers | spills | shared bytes | instructions | warps | "
-                    "stages |\n|---|---|---|---|---|---|---|---|\n");
+                    "stages | warps at once |\n|---|---|---|---|---|---|---|---|---|\n");
     KA_EACH(kernels, i, kernel)
         put_kernel_row(kernel, &body);
     if (body.len)
         ka_buf_printf(
             out,
-            "Counted over the measured cases and read off the compiled code; nothing here is a time.\n\n%s",
+            "Counted over the measured cases and read off the compiled code; nothing here is a time.%s\n\n%s",
+            json_array_size(kernels) ? " Warps at once are of the 64 that a multiprocessor holds." : "",
             body.data);
     return body.failed ? body.failed : out->failed;
 }

@@ -12,6 +12,7 @@
 #define REGISTERS 65536.0     /* of a multiprocessor */
 #define SHARED (227 * 1024.0) /* bytes of it that programs can have */
 #define PROGRAMS 32.0         /* that it holds at most */
+#define WARPS 64.0            /* likewise */
 #define ENOUGH_WARPS 16.0
 #define SPILLED_MOST 512.0 /* bytes of a thread, which has registers for 1,020 */
 #define FEW_PROGRAMS 32.0  /* fewer leave most of a device idle */
@@ -35,6 +36,18 @@ static double spilled_per_program(const json_t *kernels)
     return json_array_size(kernels) ? sum / (double)json_array_size(kernels) : 0;
 }
 
+double ka_rank_programs(const json_t *kernel)
+{
+    double warps = number(kernel, "num_warps") > 0 ? number(kernel, "num_warps") : 4;
+    double registers = number(kernel, "registers") * 32.0 * warps, shared = number(kernel, "shared");
+    double programs = fmin(PROGRAMS, floor(WARPS / warps));
+    if (registers > 0)
+        programs = fmin(programs, floor(REGISTERS / registers));
+    if (shared > 0)
+        programs = fmin(programs, floor(SHARED / shared));
+    return programs;
+}
+
 /* How much longer memory takes because too few warps wait for it, averaged over the kernels; 1 with enough of
  * them. */
 static double starved(const json_t *kernels)
@@ -42,12 +55,7 @@ static double starved(const json_t *kernels)
     double sum = 0;
     KA_EACH(kernels, i, kernel) {
         double warps = number(kernel, "num_warps") > 0 ? number(kernel, "num_warps") : 4;
-        double registers = number(kernel, "registers") * 32.0 * warps, shared = number(kernel, "shared");
-        double programs = PROGRAMS;
-        if (registers > 0)
-            programs = fmin(programs, floor(REGISTERS / registers));
-        if (shared > 0)
-            programs = fmin(programs, floor(SHARED / shared));
+        double programs = ka_rank_programs(kernel);
         sum += programs > 0 ? fmax(1, ENOUGH_WARPS / (programs * warps)) : INFINITY;
     }
     return json_array_size(kernels) ? sum / (double)json_array_size(kernels) : 1;

@@ -118,13 +118,15 @@ static void describe__facts__sum_cases_and_list_each_kernel_once(void **state)
     (void)state;
     assert_describes(
         ka_describe_facts, FACTS,
-        "Counted over the measured cases and read off the compiled code; nothing here is a time.\n\n"
+        "Counted over the measured cases and read off the compiled code; nothing here is a time. Warps at "
+        "once are of the 64 that a multiprocessor holds.\n\n"
         "- forward: 1 launches of 2 programs, 1.0 KiB read, 10 B written, 0 atomic elements\n"
         "- backward: 3 launches of 5 programs, 3.0 KiB read, 101 B written, 8 atomic elements\n\n"
-        "| kernel | constexprs | registers | spills | shared bytes | instructions | warps | stages |\n"
-        "|---|---|---|---|---|---|---|---|\n"
-        "| `bwd` | BLOCK=64 | 32 | 0 | 4096 | 210 | 4 | 3 |\n| `sum` |  | 40 | 7 | - | - | - | - |\n"
-        "| | does not compile: too much | | | | | | |\n");
+        "| kernel | constexprs | registers | spills | shared bytes | instructions | warps | stages | warps "
+        "at "
+        "once |\n|---|---|---|---|---|---|---|---|---|\n"
+        "| `bwd` | BLOCK=64 | 32 | 0 | 4096 | 210 | 4 | 3 | 64 |\n| `sum` |  | 40 | 7 | - | - | - | - | - |\n"
+        "| | does not compile: too much | | | | | | | |\n");
 }
 
 static void describe__uncompiled_kernel__has_line_type_and_message(void **state)

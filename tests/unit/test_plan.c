@@ -386,6 +386,25 @@ static double cost_of(const char *text)
     return cost;
 }
 
+static double programs_at_once(int warps, int registers, int shared)
+{
+    json_auto_t *kernel =
+        json_pack("{s:i, s:i, s:i}", "num_warps", warps, "registers", registers, "shared", shared);
+    return ka_rank_programs(kernel);
+}
+
+static void rank__programs_at_once__by_what_ends_first(void **state)
+{
+    (void)state;
+    assert_true(programs_at_once(1, 16, 0) == 32);         /* as many as there are places */
+    assert_true(programs_at_once(8, 16, 0) == 8);          /* warps */
+    assert_true(programs_at_once(8, 205, 1024) == 1);      /* registers */
+    assert_true(programs_at_once(8, 124, 81920) == 2);     /* both */
+    assert_true(programs_at_once(4, 32, 100 * 1024) == 2); /* shared memory */
+    assert_true(programs_at_once(4, 32, 228 * 1024) == 0); /* more than there is */
+    assert_true(programs_at_once(0, 255, 0) == floor(65536.0 / (255 * 128))); /* Triton's four warps */
+}
+
 static void rank__atomics_spills_and_launches__cost(void **state)
 {
     (void)state;
@@ -757,6 +776,7 @@ int main(void)
         cmocka_unit_test(plan__seeds__differ_between_cases_and_between_secrets),
         cmocka_unit_test(plan__what_a_child_is_sent__does_not_say_which_shapes_are_hidden),
         cmocka_unit_test(rank__atomics_spills_and_launches__cost),
+        cmocka_unit_test(rank__programs_at_once__by_what_ends_first),
         cmocka_unit_test(rank__a_few_programs_in_place_of_more__end_parallelism),
         cmocka_unit_test(rank__what_spills_far_more__need_not_be_timed),
         cmocka_unit_test(rank__what_kernels_take__is_that_of_the_users_own_sizes),
