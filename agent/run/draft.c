@@ -21,8 +21,8 @@ static json_t *trace_case(const struct ka_run *run)
 }
 
 /* A draft that is not verified is made once more with what this asks, where there is a reason: what it read
- * back rounded is not read back, and loops have one stage, which takes the least of the GPU; where nothing was
- * said of a shape, for others had the GPU's memory, it is the same again. NULL: there is none (new
+ * back rounded is not read back, and loops have one stage, which takes the least of the GPU; where nothing
+ * was said of a shape, for others had the GPU's memory, it is the same again. NULL: there is none (new
  * reference). */
 static json_t *once_more(const struct ka_run *run)
 {
