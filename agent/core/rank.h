@@ -19,8 +19,8 @@
  * kernel did not compile for the target. */
 double ka_rank_cost(const json_t *facts);
 
-/* How many programs of a kernel a multiprocessor of sm_90 holds at once, by their registers, shared memory and
- * warps; 0: not even one. */
+/* How many programs of a kernel a multiprocessor of sm_90 holds at once, by their registers, shared memory
+ * and warps; 0: not even one. */
 double ka_rank_programs(const json_t *kernel);
 
 /* Whether a candidate gives up what the model has no price for, beside another one: a case without atomic
