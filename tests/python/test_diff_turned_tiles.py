@@ -29,13 +29,27 @@ def transposed(result: dict) -> list[str]:
     return re.findall(r"tl\.trans\((?!q\)|k\)|d\)|v\))[^\n]*", result["backward"])
 
 
+def offered(result: dict) -> list[dict]:
+    return [config for config in result["report"]["configs"] if "turned" in config]
+
+
+def test_it_is_offered__with_as_many_rows_as_tensor_cores_take(changed) -> None:
+    """32 keys are too few; of blocks on offer those with most are taken, behind the same as they are."""
+    configs = draft(ATTENTION, CAUSAL)["report"]["configs"]
+    wide = {"BLOCK_M": 64, "BLOCK_N": 128, "num_warps": 8}
+    assert offered({"report": {"configs": configs}}) == [{**wide, "turned": 1}]
+    assert configs.index({**wide, "turned": 1}) == configs.index(wide) + 1
+    enough = draft(changed(("BLOCK_M, BLOCK_N = 64, 32", "BLOCK_M, BLOCK_N = 64, 64")), CAUSAL)
+    assert TURNED in offered(enough) and {**wide, "turned": 1} in offered(enough)
+
+
 def test_attention__is_offered_it__and_transposes_no_computed_tile() -> None:
     plain = draft(ATTENTION, CAUSAL)
-    assert TURNED in plain["report"]["configs"] and len(transposed(plain)) == 2
+    assert offered(plain) and len(transposed(plain)) == 2
     result = draft(ATTENTION, CAUSAL, config=TURNED)
     assert transposed(result) == [] and "formed transposed" in result["backward"]
     assert result["backward"].count("tl.dot(") == plain["backward"].count("tl.dot(")
-    assert TURNED not in result["report"]["configs"]
+    assert not offered(result)
     assert_right(ATTENTION, result, RAGGED)
 
 
@@ -65,7 +79,7 @@ def test_whatever_is_done_for_each_score__is_done_in_the_other_order(changed, sc
 def test_scores_that_a_loaded_tile_is_added_to__stay_as_they_are(changed) -> None:
     bias = "        s += tl.load(q_ptr + offs_m[:, None] * 0 + cols[None, :] * 0).to(tl.float32) * 0.01\n"
     plain = draft(changed((SCORES, SCORES + bias)), CAUSAL)
-    assert TURNED not in plain["report"]["configs"]
+    assert not offered(plain)
 
 
 class Tiles:

@@ -30,11 +30,21 @@ def offer(draft: Draft, plan: Scheduled) -> None:
 
 
 def _offer_turned(draft: Draft, plan: Scheduled) -> None:
-    """Tiles that owner kernels form transposed: before sizes of blocks, which have them beside then."""
+    """Tiles that owner kernels form transposed: alone, where they have rows enough then; else, and also, with
+    the blocks on offer that have most."""
     graph = plan.reverse.kernel.graph
     if draft.asked.turned or draft.schedule == "atomic":
         return
-    if any(turned_tiles.turned(graph, made.effects) is not None for made in plan.owner.kernels):
+    kernels = [made for made in plan.owner.kernels if turned_tiles.turned(graph, made.effects) is not None]
+    sizes = {name for made in kernels for name in turned_tiles.rows_of(made.effects)}
+    if not sizes:
+        return
+    name = min(sizes)
+    given = plan.site.args[name].value if name in plan.site.args else 0
+    wide = [config for config in draft.configs if config.get(name, 0) >= turned_tiles.ROWS]
+    if wide:
+        tuning.offer(draft.configs, {**max(wide, key=lambda config: config[name]), "turned": 1})
+    if given >= turned_tiles.ROWS or not wide:
         tuning.offer(draft.configs, {"turned": 1})
 
 

@@ -24,6 +24,7 @@ from ..ir.kinds import LANEWISE, STRETCHING
 from ..ir.nodes import If, Node, nodes_in, sides
 from ..ir.rewriter import Rewriter
 
+ROWS = 64  # that a product on Hopper's tensor cores takes at once: of fewer it is one of an older kind
 _SWAPPED = (1, 0)
 _ALIKE = (ELEMENTWISE | LANEWISE | words("not invert floordiv mod")) - STRETCHING
 
@@ -45,6 +46,12 @@ def turned(g: Graph, effects: list) -> list | None:
         return None
     made = Rewriter(g, table.get).effects(effects)
     return made if _count(made) == len(products) else None
+
+
+def rows_of(effects: list) -> set[str]:
+    """The block sizes that say how many rows such tiles have when they are turned."""
+    turned_ones = (n.args[0].shape[0] for n in nodes_in(effects) if n.op == "dot" and _is_turned(n))
+    return {size.attrs["name"] for size in turned_ones if size.op == "constexpr"}
 
 
 def _count(effects: list) -> int:
