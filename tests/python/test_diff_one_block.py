@@ -36,8 +36,8 @@ def forward(tmp_path: Path) -> Callable[..., Path]:
 
 
 def offered(result: dict, at: str = "BLOCK") -> list[dict]:
-    """The configurations for the tuner with a parameter; but for those of a matrix."""
-    return [c for c in result["report"]["configs"] if at in {*c, ""} and "matrix" not in c]
+    """The configurations for the tuner with a parameter; but for those of a matrix, or of turned tiles."""
+    return [c for c in result["report"]["configs"] if at in {*c, ""} and not {"matrix", "turned"} & c.keys()]
 
 
 @pytest.mark.parametrize("block", [16, 64, 128])

@@ -22,9 +22,9 @@ def offer(draft: Draft, plan: Scheduled) -> None:
     for config in () if plan.fused is not None and plan.saved else plan.offers:
         tuning.offer(draft.configs, config)
     _offer_for_products(draft, plan)
+    _offer_turned(draft, plan)
     _offer_for_data(draft, plan)
     _offer_for_matrices(draft, plan)
-    _offer_turned(draft, plan)
     if not draft.asked.tf32x3 and exact_products.offers(plan.effects):
         tuning.offer_first(draft.configs, [{"tf32x3": 1}])
 
@@ -43,9 +43,10 @@ def _offer_turned(draft: Draft, plan: Scheduled) -> None:
     given = plan.site.args[name].value if name in plan.site.args else 0
     wide = [config for config in draft.configs if config.get(name, 0) >= turned_tiles.ROWS]
     if wide:
-        tuning.offer(draft.configs, {**max(wide, key=lambda config: config[name]), "turned": 1})
+        most = max(wide, key=lambda config: config[name])
+        tuning.offer_behind(draft.configs, most, {"turned": 1})
     if given >= turned_tiles.ROWS or not wide:
-        tuning.offer(draft.configs, {"turned": 1})
+        tuning.offer(draft.configs, {"turned": 1}, early=False)
 
 
 def offer_constants(draft: Draft) -> None:

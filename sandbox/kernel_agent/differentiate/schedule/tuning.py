@@ -83,6 +83,13 @@ def offer(configs: list[dict[str, Any]], config: dict[str, Any], early: bool = T
         del configs[MOST:]
 
 
+def offer_behind(configs: list[dict[str, Any]], base: dict[str, Any], more: dict[str, Any]) -> None:
+    """Put one of those on offer with something more behind all that extend it."""
+    at = max(at for at, one in enumerate(configs) if base.items() <= one.items())
+    configs.insert(at + 1, {**base, **more})
+    del configs[MOST:]
+
+
 def offer_first(configs: list[dict[str, Any]], found: list[dict[str, Any]]) -> None:
     """Put configurations before all others, but for one that shares a loop out."""
     shared = [one for one in configs[:1] if one.keys() == {"shares"}]
