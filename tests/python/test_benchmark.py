@@ -83,6 +83,17 @@ def test_race__without_room_for_what_a_copy_takes__has_times_all_the_same(write,
     assert made["cases"][0]["ok"] and "roof" not in made
 
 
+def test_race__whose_kernels_cannot_be_timed_by_themselves__has_its_times(write, tmp_path):
+    class WithoutMarks(FakeGpu):
+        def mark(self):
+            raise RuntimeError("no events here")
+
+    request = {"file": str(write(PAIR)), "device": "cuda", "cases": CASES, "seconds": 0, "rival": None}
+    (case,) = benchmark.run({**request, "kernels": True}, tmp_path, WithoutMarks())["cases"]
+    (ours,) = case["subjects"]
+    assert case["ok"] and ours["times"]["bwd"]["alone"] and "kernels" not in ours
+
+
 def test_inputs__of_each_call__are_new_and_the_same_for_all(write, tmp_path, monkeypatch):
     modules = []
     honest = benchmark.load
