@@ -123,6 +123,18 @@ def test_product_of_a_transposed_tile__is_one_of_the_tile_formed_so() -> None:
     assert scores.args[1].args[0] is tiles.q and scores.attrs == tiles.scores.attrs
 
 
+def test_what_is_in_the_graph_already__keeps_its_name() -> None:
+    """Whether tiles are offered is asked of drafts that have none."""
+    tiles = Tiles()
+    g, (_, columns) = tiles.g, tiles.shape
+    cols, n = g.make("arange", (g.const(0), columns), {}, "int32", (columns,)), g.const(20)
+    there = g.compare("<", g.expand(cols, 1), n)
+    row = g.compare("<", g.expand(cols, 0), n)
+    row.hint = "visible"
+    (effect,) = tiles.of(g.where(row, tiles.p, g.number(0.0)))
+    assert there in nodes_in([effect.value]) and there.hint is None
+
+
 STAYS: dict[str, Callable[[Tiles], list | None]] = {
     "another product takes it as it is": lambda t: t.of(t.p, t.product(t.p, t.k)),
     "a number of each row is one of its scores": lambda t: t.of(

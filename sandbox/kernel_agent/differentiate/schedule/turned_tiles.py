@@ -80,6 +80,7 @@ class _Turn:
 
     def __init__(self, g: Graph) -> None:
         self.g = g
+        self.before = g.count  # what is there already keeps its name: other kernels have it too
         self.made: dict[Node, Node] = {}
         self.branches: dict[If, If] = {}
 
@@ -97,7 +98,7 @@ class _Turn:
             raise _Stays
         if node not in self.made:
             new = self._of(node)
-            if node.op != "permute":  # else it is there already
+            if new.id > self.before:
                 new.hint, new.line = new.hint or node.hint, new.line or node.line
                 new.upstream = new.upstream or node.upstream
             self.made[node] = new
