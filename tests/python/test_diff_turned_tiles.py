@@ -7,10 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from diff_support import ROOT, assert_right, draft, edits_of
+from diff_support import ROOT, assert_right, draft, edits_of, pair_text
+from kernel_agent import compiled, draw, specialised
 from kernel_agent.differentiate.ir.graph import Graph
 from kernel_agent.differentiate.ir.nodes import Node, TapeStore, nodes_in
 from kernel_agent.differentiate.schedule.turned_tiles import turned
+from kernel_agent.forward import load
+from kernel_agent.launches import launch_intercept
 
 ATTENTION = ROOT / "examples/attention.py"
 TURNED = {"turned": 1}
@@ -80,6 +83,34 @@ def test_scores_that_a_loaded_tile_is_added_to__stay_as_they_are(changed) -> Non
     bias = "        s += tl.load(q_ptr + offs_m[:, None] * 0 + cols[None, :] * 0).to(tl.float32) * 0.01\n"
     plain = draft(changed((SCORES, SCORES + bias)), CAUSAL)
     assert not offered(plain)
+
+
+def owner_of_keys(folder: Path, config: dict) -> str:
+    """PTX for sm_90 of the kernel for dK and dV, in half precision with blocks that tensor cores take."""
+    blocks = {"BLOCK_M": 64, "BLOCK_N": 128, "num_warps": 8, **config}
+    made = draft(ATTENTION, CAUSAL, config=blocks, dtype="float16")
+    pair = folder / "pair.py"
+    pair.write_text(pair_text(ATTENTION.read_text(), made["backward"]))
+    fwd = load(str(pair))
+    dims = {**CAUSAL, "N": 256, "D": 64}
+    (q, k, v), rest = draw.make_inputs(fwd, dims, 0, dtype="float16")
+    launches: list = []
+    with launch_intercept(lambda launch: (launches.append(launch), launch.run())):
+        out = fwd.module.attention_autograd(q.requires_grad_(), k, v.requires_grad_(), **rest)
+        out.sum().backward()
+    compiler = specialised.Compiler(fwd.target.triton)
+    (launch,) = (one for one in launches if one.name == "attention_kernel_bwd_v_k")
+    kernel, options = compiler.specialise(launch)
+    source = compiled.lower(kernel, compiler.backend, compiler.target, options)
+    assert source is not None
+    return str(compiled.build(source)["asm"]["ptx"])
+
+
+def test_compiled__no_computed_tile_is_stored_to_shared_memory_as_a_matrix(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    plain, turned_ptx = (owner_of_keys(tmp_path, config) for config in ({}, TURNED))
+    assert "stmatrix" in plain and "stmatrix" not in turned_ptx
+    assert "wgmma.mma_async" in turned_ptx
 
 
 class Tiles:
