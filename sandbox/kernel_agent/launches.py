@@ -171,9 +171,7 @@ class _State:
     every: bool = False  # on a GPU, the first time it chooses, an autotuner runs every configuration
     measured: bool = False  # on a GPU, an autotuner chooses as it does for its user
     tuned: set[Autotuner] = field(default_factory=set)  # those that did
-    choices: dict[Any, dict[Any, Config]] = field(
-        default_factory=dict
-    )  # of those, by kernel and configurations
+    choices: dict[Any, dict[Any, Config]] = field(default_factory=dict)  # theirs: share_choices()
 
 
 _state = _State()
