@@ -6,7 +6,11 @@
 #include <string.h>
 
 #include "base/each.h"
+#include "bench_result.h"
 #include "fields.h"
+
+#define KERNELS_MAX 24
+#define NAME_MAX_SHOWN 100
 
 static const json_t *subject_of(const json_t *entry, const char *name)
 {
@@ -105,4 +109,33 @@ double ka_race_cost(const struct ka_race *race, double best_cost, double min_rel
     if (!race->ratio.count)
         return race->ms;
     return best_cost * (ka_race_won(race, min_rel) ? race->ratio.median : fmax(1.0, race->ratio.median));
+}
+
+static bool is_word(const char *name)
+{
+    static const char *const of_names = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_";
+    return *name && strlen(name) <= NAME_MAX_SHOWN && !name[strspn(name, of_names)];
+}
+
+void ka_race_kernels(const json_t *timed, json_t *doc)
+{
+    const json_t *cases = json_object_get(timed, "cases"), *roof = json_object_get(timed, "roof");
+    const json_t *last = json_array_get(cases, json_array_size(cases) ? json_array_size(cases) - 1 : 0);
+    const json_t *ours = subject_of(last, "ours");
+    if (!json_is_true(json_object_get(last, "ok"))) /* it was left out, and another is the largest */
+        return;
+    json_auto_t *rows = json_array();
+    KA_EACH(json_object_get(ours, "kernels"), i, row) {
+        const char *name = ka_text_of(row, "name", ""), *pass = ka_text_of(row, "pass", "");
+        if (i < KERNELS_MAX && is_word(name) && (strcmp(pass, "fwd") == 0 || strcmp(pass, "bwd") == 0))
+            json_array_append_new(rows, json_pack("{s:s, s:s, s:f, s:f}", "pass", pass, "name", name,
+                                                  "launches", ka_number_of(row, "launches", 0), "ms",
+                                                  ka_number_of(row, "ms", 0)));
+    }
+    if (json_array_size(rows))
+        json_object_set(doc, "kernels", rows);
+    if (json_is_object(roof))
+        json_object_set_new(
+            doc, "floor",
+            json_pack("{s:o, s:o}", "fwd", ka_bench_floor(roof, "fwd"), "bwd", ka_bench_floor(roof, "bwd")));
 }

@@ -29,4 +29,10 @@ bool ka_race_won(const struct ka_race *race, double min_rel);
  * the ratio, and no less than the best's where it did not win. */
 double ka_race_cost(const struct ka_race *race, double best_cost, double min_rel);
 
+/* Where the time of the largest shape goes, added to a document: "kernels": [{"pass", "name", "launches",
+ * "ms"}] and "floor": {"fwd", "bwd": ka_bench_floor()}, each where operation bench has measured it. Told
+ * by a process that has run the candidate, and held against nothing: names are words, and so many at most.
+ * Nothing where the last case failed. */
+void ka_race_kernels(const json_t *timed, json_t *doc);
+
 #endif

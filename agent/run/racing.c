@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "agent/core/bench_result.h"
 #include "agent/core/compose.h"
 #include "agent/core/fields.h"
 #include "agent/core/plan.h"
@@ -21,8 +20,6 @@
 #define SHAPES_MAX 4 /* of the sweep */
 #define SECONDS 1    /* of rounds, all shapes together */
 #define ROUNDS 25    /* at least: of fewer the interval is wide */
-#define KERNELS_MAX 24
-#define NAME_MAX_SHOWN 100
 
 bool ka_run_races(const struct ka_run *run)
 {
@@ -127,37 +124,6 @@ static json_t *doc_of(const json_t *cases, const json_t *timed, const struct ka_
     return doc;
 }
 
-static bool is_word(const char *name)
-{
-    static const char *const of_names = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_";
-    return *name && strlen(name) <= NAME_MAX_SHOWN && !name[strspn(name, of_names)];
-}
-
-/* Where the time goes, of the largest shape: told by a process that has run the candidate, and held against
- * nothing. */
-static void add_kernels(json_t *doc, const json_t *found)
-{
-    const json_t *cases = json_object_get(found, "cases"), *roof = json_object_get(found, "roof");
-    const json_t *last = json_array_get(cases, json_array_size(cases) ? json_array_size(cases) - 1 : 0);
-    const json_t *ours = json_array_get(json_object_get(last, "subjects"), 0);
-    json_t *rows = json_array();
-    KA_EACH(json_object_get(ours, "kernels"), i, row) {
-        const char *name = ka_text_of(row, "name", ""), *pass = ka_text_of(row, "pass", "");
-        if (i < KERNELS_MAX && is_word(name) &&
-            (ka_is_text(row, "pass", "fwd") || ka_is_text(row, "pass", "bwd")))
-            json_array_append_new(rows, json_pack("{s:s, s:s, s:f, s:f}", "pass", pass, "name", name,
-                                                  "launches", ka_number_of(row, "launches", 0), "ms",
-                                                  ka_number_of(row, "ms", 0)));
-    }
-    if (json_array_size(rows))
-        json_object_set(doc, "kernels", rows);
-    json_decref(rows);
-    if (json_is_object(roof))
-        json_object_set_new(
-            doc, "floor",
-            json_pack("{s:o, s:o}", "fwd", ka_bench_floor(roof, "fwd"), "bwd", ka_bench_floor(roof, "bwd")));
-}
-
 static void tell(const struct ka_run *run, const struct ka_race *race, bool won)
 {
     if (race->ratio.count)
@@ -219,7 +185,7 @@ static void end(struct ka_run *run, const json_t *found, const char *why)
     } else {
         double min_rel = ka_job_least_gain(&run->job);
         doc = doc_of(cases, timed, &race);
-        add_kernels(doc, found);
+        ka_race_kernels(found, doc);
         raced = (struct ka_raced){.cost = ka_race_cost(&race, run->job.best_cost, min_rel),
                                   .won = !race.ratio.count || ka_race_won(&race, min_rel),
                                   .doc = doc};

@@ -26,6 +26,37 @@ static int race_of(const char *text, struct ka_race *out, struct ka_err *err)
     "{\"name\": \"" name "\", \"times\": {\"both\": {\"alone\": " alone ", \"graph\": " graph "}}}"
 #define CASE(ours, rival) "{\"ok\": true, \"subjects\": [" ours ", " rival "]}"
 
+/* The document that a result of operation bench adds to. */
+static json_t *kernels_of(const char *text)
+{
+    json_auto_t *timed = json_loads(text, 0, NULL);
+    assert_non_null(timed);
+    json_t *doc = json_object();
+    ka_race_kernels(timed, doc);
+    return doc;
+}
+
+#define ROW(name, pass) "{\"name\":\"" name "\",\"pass\":\"" pass "\",\"launches\":2,\"ms\":0.5}"
+#define FIRST "{\"ok\":true,\"subjects\":[{\"name\":\"ours\",\"kernels\":[" ROW("other", "fwd") "]}]},"
+#define ROOF "\"roof\":{\"copy\":{\"bytes\":1000,\"ms\":[0.5]},\"bytes\":{\"fwd\":4000,\"bwd\":6000}}"
+
+static void race__kernels__are_words_of_the_last_shape(void **state)
+{
+    (void)state;
+    json_auto_t *doc = kernels_of("{\"cases\":[" FIRST "{\"ok\":true,\"subjects\":[{\"name\":\"ours\","
+                                  "\"kernels\":[" ROW("walk_2", "bwd") "," ROW("a\\nb `c`", "bwd") "," ROW(
+                                      "", "fwd") "," ROW("odd", "both") ",7]}]}]," ROOF "}");
+    const json_t *rows = json_object_get(doc, "kernels"), *floor = json_object_get(doc, "floor");
+    assert_true(json_array_size(rows) == 1);
+    assert_string_equal(json_string_value(json_object_get(json_array_get(rows, 0), "name")), "walk_2");
+    assert_true(json_number_value(json_object_get(json_array_get(rows, 0), "launches")) == 2);
+    assert_true(json_number_value(json_object_get(json_object_get(floor, "fwd"), "floor_ms")) == 2);
+    assert_true(json_number_value(json_object_get(json_object_get(floor, "bwd"), "floor_ms")) == 3);
+    json_auto_t *none = kernels_of("{\"cases\":[" FIRST "{\"ok\":false}]," ROOF "}");
+    json_auto_t *empty = kernels_of("{\"cases\":[]}");
+    assert_true(json_object_size(none) == 0 && json_object_size(empty) == 0);
+}
+
 static void race__two_shapes__has_one_ratio_a_round(void **state)
 {
     (void)state;
@@ -207,6 +238,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(race__two_shapes__has_one_ratio_a_round),
+        cmocka_unit_test(race__kernels__are_words_of_the_last_shape),
         cmocka_unit_test(race__graph_of_one_alone__plain_calls_count),
         cmocka_unit_test(race__without_a_rival__is_its_own_time),
         cmocka_unit_test(race__what_has_no_times__is_an_error_that_says_why),
