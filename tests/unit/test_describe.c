@@ -286,7 +286,7 @@ static void describe__nothing__is_silent(void **state)
                                        "7",    "\"x\"", "{\"report\":3,\"refusals\":{},\"kernels\":7}"};
     static const describe_fn all[] = {ka_describe_inspect, ka_describe_shapes, ka_describe_draft,
                                       ka_describe_facts};
-    struct ka_buf out = {0};
+    KA_AUTO_BUF struct ka_buf out = {0};
     for (size_t i = 0; i < KA_COUNT(all); i++) {
         assert_int_equal(all[i](NULL, &out), 0);
         for (size_t k = 0; k < KA_COUNT(docs) - 1; k++)
