@@ -3,18 +3,19 @@
 Forward    scores of row i:  u_i = x_i . W_t + b_t - c_t,  t = t_i its target, and
            v_is = x_i . W_k + b_k - c_k,  k = k_s a sampled class; c = log of a class's expected count.
            Samples that hit the target (k_s = t_i) do not count.  l_i = log(e^{u_i} + sum_s e^{v_is}) - u_i
-Backward   g_is = dl_i exp(v_is - lse_i),  h_i = dl_i (exp(u_i - lse_i) - 1):
+Backward   g_is = dl_i exp(v_is - lse_i),  h_i = -sum_s g_is, which is dl_i (exp(u_i - lse_i) - 1):
            dx_i = h_i W_t + sum_s g_is W_k;   row k_s of dW gets sum_i g_is x_i, row t_i gets h_i x_i,
            and db the same without x
 
 Forward schedule: a program owns a tile of rows and walks the samples; their rows of W are gathered as the
-tiles of an ordinary product, with the width in steps. u is a row-wise dot with gathered rows, made first, and
-starts the online log-sum-exp. lse and u are saved.
-Backward schedule: dx keeps that ownership: a program has (row tile, column chunk) and rebuilds g. For dW the
-samples are owners: one has (sample tile, column chunk), walks all rows with its sum in registers, and adds
-it to row k_s once. A batch shares its samples, so this is where all rows meet, and the loop has settled it
-without an atomic for each. What is left meets seldom, a sample drawn twice or targets that agree, and is
-added by atomics into zeroed fp32. Rows of W that nobody drew are never touched.
+tiles of an ordinary product, with the width in steps. u is a row-wise dot with gathered rows, made first,
+and starts the online log-sum-exp, which is saved.
+Backward schedule: dx keeps that ownership: a program has (row tile, column chunk) and rebuilds g; its rows
+sum up to h, which keeps all its digits where the target is all but certain: 1 - exp would have none left.
+For dW the samples are owners: one has (sample tile, column chunk), walks all rows with its sum in
+registers, and adds it to row k_s once. A batch shares its samples, so this is where all rows meet, and the
+loop has settled it without an atomic for each. What is left meets seldom, a sample drawn twice or targets
+that agree, and is added by atomics into zeroed fp32. Rows of W that nobody drew are never touched.
 
 op: sampled_softmax
 schedule: swap_owner, atomic_accumulate, recompute_from_stats
@@ -76,7 +77,7 @@ def sample_scores(
 
 @triton.jit
 def sampled_softmax_kernel(
-    x_ptr, w_ptr, b_ptr, c_ptr, target_ptr, sample_ptr, loss_ptr, lse_ptr, u_ptr, M, S, D,
+    x_ptr, w_ptr, b_ptr, c_ptr, target_ptr, sample_ptr, loss_ptr, lse_ptr, M, S, D,
     PRECISION: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     rows = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -95,18 +96,17 @@ def sampled_softmax_kernel(
         total = total * tl.exp(m - m_new) + tl.sum(tl.exp(v - m_new[:, None]), axis=1)
         m = m_new
     lse = m + tl.log(total)
-    tl.store(u_ptr + rows, u, mask=rows < M)
     tl.store(lse_ptr + rows, lse, mask=rows < M)
     tl.store(loss_ptr + rows, lse - u, mask=rows < M)
 
 
 def sampled_softmax_forward(x, w, b, c, target, samples):
     (M, D), S, tiles = x.shape, samples.numel(), tiles_of(x)
-    loss, lse, u = (torch.empty(M, device=x.device, dtype=torch.float32) for _ in range(3))
+    loss, lse = (torch.empty(M, device=x.device, dtype=torch.float32) for _ in range(2))
     sampled_softmax_kernel[(triton.cdiv(M, tiles["BLOCK"]),)](
-        x, w, b, c, target, samples, loss, lse, u, M, S, D, **tiles
+        x, w, b, c, target, samples, loss, lse, M, S, D, **tiles
     )
-    return loss, lse, u
+    return loss, lse
 
 
 @autodiff(inputs_require_grad=(0, 1, 2))
@@ -143,7 +143,7 @@ def make_args(dims, device="cuda", dtype=torch.float32):
 
 @triton.jit
 def row_kernel(
-    x_ptr, w_ptr, b_ptr, c_ptr, target_ptr, sample_ptr, lse_ptr, u_ptr, dloss_ptr, dx_ptr, dw_ptr, db_ptr,
+    x_ptr, w_ptr, b_ptr, c_ptr, target_ptr, sample_ptr, lse_ptr, dloss_ptr, dx_ptr, dw_ptr, db_ptr,
     M, S, D, NEEDS_W: tl.constexpr,
     PRECISION: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
@@ -153,8 +153,8 @@ def row_kernel(
     target = tl.load(target_ptr + rows, mask=rows < M, other=0)
     lse = tl.load(lse_ptr + rows, mask=rows < M, other=0.0)
     dloss = tl.load(dloss_ptr + rows, mask=rows < M, other=0.0)
-    h = dloss * (tl.exp(tl.load(u_ptr + rows, mask=rows < M, other=0.0) - lse) - 1)
-    dx = h[:, None] * gather_tile(w_ptr, target, rows < M, chunk, D).to(tl.float32)
+    h = tl.zeros([BLOCK], dtype=tl.float32)
+    dx = tl.zeros([BLOCK, BLOCK_D], dtype=tl.float32)
     for start in range(0, S, BLOCK):
         s = start + tl.arange(0, BLOCK)
         k = tl.load(sample_ptr + s, mask=s < S, other=0)
@@ -163,7 +163,9 @@ def row_kernel(
         )
         g = dloss[:, None] * tl.exp(tl.where(counts, v - lse[:, None], -float("inf")))
         w = gather_tile(w_ptr, k, s < S, chunk, D)
+        h -= tl.sum(g, axis=1)
         dx = tl.dot(g.to(w.dtype), w, dx, input_precision=PRECISION)
+    dx += h[:, None] * gather_tile(w_ptr, target, rows < M, chunk, D).to(tl.float32)
     mask = (rows[:, None] < M) & (chunk[None, :] < D)
     offs = rows[:, None] * D + chunk[None, :]
     tl.store(dx_ptr + offs, dx.to(dx_ptr.dtype.element_ty), mask=mask)
@@ -207,13 +209,13 @@ class SampledSoftmax(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, w, b, log_counts, target, samples):
         saved = tuple(tensor.contiguous() for tensor in (x, w, b, log_counts, target, samples))
-        loss, lse, u = sampled_softmax_forward(*saved)
-        ctx.save_for_backward(*saved, lse, u)
+        loss, lse = sampled_softmax_forward(*saved)
+        ctx.save_for_backward(*saved, lse)
         return loss
 
     @staticmethod
     def backward(ctx, dloss):
-        x, w, b, c, target, samples, lse, u = ctx.saved_tensors
+        x, w, b, c, target, samples, lse = ctx.saved_tensors
         (M, D), S, tiles = x.shape, samples.numel(), tiles_of(x)
         needs = ctx.needs_input_grad
         needs_w, dloss, chunks = needs[1] or needs[2], dloss.contiguous(), triton.cdiv(D, tiles["BLOCK_D"])
@@ -224,7 +226,7 @@ class SampledSoftmax(torch.autograd.Function):
                 x, w, b, c, target, samples, lse, dloss, dw, db, M, S, D, **tiles
             )
         row_kernel[(triton.cdiv(M, tiles["BLOCK"]), chunks)](
-            x, w, b, c, target, samples, lse, u, dloss, dx, dw, db, M, S, D, NEEDS_W=needs_w, **tiles
+            x, w, b, c, target, samples, lse, dloss, dx, dw, db, M, S, D, NEEDS_W=needs_w, **tiles
         )
         dx = dx if needs[0] else None
         dw = dw.to(w.dtype) if needs[1] else None
