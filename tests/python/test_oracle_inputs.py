@@ -260,3 +260,21 @@ def test_inputs__of_outputs_or_gradients_without_a_number__are_refused_as_before
     source = BY_STRIDE.replace("tl.sum(tl.exp(x), axis=0)", f"tl.sum({value}, axis=0)")
     case, _ = run_case(write(source), tmp_path, values={"x": "mixed"})
     assert not case["ok"] and case["error"]["kind"] == "inputs_refused"
+
+
+def test_inputs__large_where_rounding_decides_what_comes_out__are_not_taken(write, tmp_path):
+    source = BY_STRIDE.replace("tl.exp(x)", "tl.sin(3e5 * x)")
+    path = write(source)
+    assert run_case(path, tmp_path)[0]["ok"]
+    case, _ = run_case(path, tmp_path, values={"x": "large"})
+    assert not case["ok"] and "rounding of these inputs decides" in case["error"]["message"]
+
+
+def test_inputs__large_where_an_output_jumps__are_taken(write, tmp_path):
+    """The largest of a row is a whole number: what is rounded off another one close by says nothing of it."""
+    source = BY_STRIDE.replace(
+        "tl.sum(tl.exp(x), axis=0)", "tl.sum(x * x + 1e5 * tl.where(tl.abs(x) >= 8.5, 1.0, 0.0), axis=0)"
+    )
+    case, made = run_case(write(source), tmp_path, values={"x": "large"})
+    assert case["ok"], case
+    assert made["out/0"].abs().max() > 1e5

@@ -40,6 +40,8 @@ FEW_ELEMENTS = 32
 ILL_UNITS = 16  # in the last place, of the norm: so far off is eager PyTorch where terms cancel
 NEARBY_ELEMENTS = 1 << 16  # of all inputs: larger cases do not hang on one rounding error, and cost more
 NEARBY_DRAWS = 6
+FINE = 1e-6  # a unit in the last place: float32 has a finer one
+CHAOS = 0.01  # of an output's norm, by which a move of inputs by such a unit moves it
 KINK = 1e-3  # of a gradient's norm: it moves by less where inputs move by a part in 1e10,
 NOISE = 1e-6  # or by so much of the upstream's, where it is zero
 NEARBY_REACH = 64.0  # units in the last place: other rounding errors, the same conditions
@@ -227,6 +229,7 @@ class Case:
         result["free"], parts = self.free(recording, gradients)
         made |= {f"passed/{name}": values for name, values in parts.items()}
         moved = self.replay(recording, EXACT, self.seed, kinks=Crossed(kinks, unit_of(recording)))
+        self.require_settled(recording, moved, made)
         made |= {f"jitter/{name}": grad for name, grad in self.gradients(moved, recording).items()}
         moved.release()
         native, own = self.native(recording, gradients)
@@ -467,6 +470,33 @@ class Case:
                 raise self.refuse(f"{name} is NaN")
             if all(kind.finite for kind in kinds) and not bool(value.isfinite().all()):
                 raise self.refuse(f"{name} is not finite")
+
+    def require_settled(self, recording: Recording, moved: Replay, made: Mapping[str, torch.Tensor]) -> None:
+        """Raises Unusable where rounding of other values in float32 decides what comes out, as of a
+        recurrence whose weights are all alike: no two forwards agree. What jumps is settled where it is."""
+        if not self.varied.values or unit_of(recording) > FINE:
+            return
+        off = self.moves(recording, moved, made)
+        if not off:
+            return
+        closer = self.replay(recording, EXACT, self.seed, reach=0)
+        jumps = self.moves(recording, closer, made)
+        closer.release()
+        for at in off:
+            if 10 * jumps.get(at, 0.0) < off[at]:
+                raise self.refuse(f"rounding of these inputs decides what output {at} is")
+
+    def moves(
+        self, recording: Recording, moved: Replay, made: Mapping[str, torch.Tensor]
+    ) -> dict[int, float]:
+        """How far each output moves with the inputs, norm-relative, where that is far."""
+        found = {}
+        for at, ref in recording.refs.items():
+            out, other = made[f"out/{at}"], moved.value(ref).detach().double()
+            off = float(torch.linalg.vector_norm(other - out) / torch.linalg.vector_norm(out))
+            if math.isfinite(off) and off > CHAOS:
+                found[at] = off
+        return found
 
     def require_in_range(self, gradients: Mapping[str, torch.Tensor], recording: Recording) -> None:
         """Raises Unusable where a gradient of other values is too large for the dtype of its input. In an
