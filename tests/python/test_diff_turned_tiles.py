@@ -37,13 +37,23 @@ def offered(result: dict) -> list[dict]:
 
 
 def test_it_is_offered__with_as_many_rows_as_tensor_cores_take(changed) -> None:
-    """32 keys are too few; of blocks on offer those with most are taken, behind the same as they are."""
+    """32 keys are too few; of blocks on offer the smallest that have enough, behind the same as they are."""
     configs = draft(ATTENTION, CAUSAL)["report"]["configs"]
-    wide = {"BLOCK_M": 64, "BLOCK_N": 128, "num_warps": 8}
-    assert offered({"report": {"configs": configs}}) == [{**wide, "turned": 1}]
-    assert configs.index({**wide, "turned": 1}) == configs.index(wide) + 1
+    least = {"BLOCK_M": 64, "BLOCK_N": 64, "num_warps": 4}
+    assert offered({"report": {"configs": configs}}) == [{**least, "turned": 1, "num_stages": 3}]
+    assert configs.index({**least, "turned": 1, "num_stages": 3}) == configs.index(least) + 1
     enough = draft(changed(("BLOCK_M, BLOCK_N = 64, 32", "BLOCK_M, BLOCK_N = 64, 64")), CAUSAL)
-    assert TURNED in offered(enough) and {**wide, "turned": 1} in offered(enough)
+    wide = {"BLOCK_M": 64, "BLOCK_N": 128, "num_warps": 8}
+    assert offered(enough) == [{**wide, "turned": 1, "num_stages": 3}, {"turned": 1, "num_stages": 3}]
+
+
+def test_a_stage_more_is_offered_with_it__where_there_is_room(changed) -> None:
+    def stages(file: Path, width: int) -> int | None:
+        (first, *_) = offered(draft(file, {**CAUSAL, "D": width}))
+        return first.get("num_stages")
+
+    assert stages(ATTENTION, 64) == 3 and stages(ATTENTION, 128) is None
+    assert stages(changed(("num_warps=4, num_stages=2", "num_warps=4, num_stages=4")), 64) is None
 
 
 def test_attention__is_offered_it__and_transposes_no_computed_tile() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +13,11 @@ from .schedule import exact_products, own_blocks, own_tiles, saved_tiles, step_m
 
 if TYPE_CHECKING:
     from .pipeline import Draft
+    from .read.trace import Site
 
 RUNS = (512, 2048)  # programs that walk the entries of a table, in all
 TABLE = 3  # tiles that are offered beside rows of a table
+STAGES = 3  # of tiles that are formed transposed: operands of a product are all that is loaded ahead
 
 
 def offer(draft: Draft, plan: Scheduled) -> None:
@@ -31,22 +34,41 @@ def offer(draft: Draft, plan: Scheduled) -> None:
 
 def _offer_turned(draft: Draft, plan: Scheduled) -> None:
     """Tiles that owner kernels form transposed: alone, where they have rows enough then; else, and also, with
-    the blocks on offer that have most."""
+    the smallest blocks on offer that have so many, and a stage more for what they walk: nothing else is on
+    its way while warps wait for a product. Behind it the factors of rows in exponents."""
     graph = plan.reverse.kernel.graph
-    if draft.asked.turned or draft.schedule == "atomic":
+    if draft.schedule == "atomic":
         return
     kernels = [made for made in plan.owner.kernels if turned_tiles.turned(graph, made.effects) is not None]
     sizes = {name for made in kernels for name in turned_tiles.rows_of(made.effects)}
-    if not sizes:
-        return
-    name = min(sizes)
-    given = plan.site.args[name].value if name in plan.site.args else 0
-    wide = [config for config in draft.configs if config.get(name, 0) >= turned_tiles.ROWS]
-    if wide:
-        most = max(wide, key=lambda config: config[name])
-        tuning.offer_behind(draft.configs, most, {"turned": 1})
-    if given >= turned_tiles.ROWS or not wide:
-        tuning.offer(draft.configs, {"turned": 1}, early=False)
+    if sizes and not draft.asked.turned:
+        name = min(sizes)
+        given = plan.site.args[name].value if name in plan.site.args else 0
+        wide = [config for config in draft.configs if config.get(name, 0) >= turned_tiles.ROWS]
+        if wide:
+            least = min(wide, key=_size)
+            tuning.offer_behind(draft.configs, least, {"turned": 1, **_staged(plan.site, least)})
+        if given >= turned_tiles.ROWS or not wide:
+            tuning.offer_after(draft.configs, "turned", {"turned": 1, **_staged(plan.site, {})})
+    if plan.could_fold:
+        tuning.offer_after(draft.configs, "turned", {"logsumexp": 1})
+
+
+def _size(config: dict[str, Any]) -> int:
+    """Of the tile that blocks make."""
+    return math.prod(value for name, value in config.items() if name not in tuning.LAUNCHED)
+
+
+def _staged(site: Site, config: dict[str, Any]) -> dict[str, Any]:
+    """Three stages, if that is more than the launch has and shared memory can hold them: two blocks of rows
+    each, beside two of columns."""
+    own = own_blocks.find(site) if site.blocks is None else None
+    if own is None or site.launch.num_stages >= STAGES or "num_stages" in config:
+        return {}
+    given = {name: arg.value for name, arg in site.args.items() if name in (own.rows, own.columns)}
+    rows, columns = ({**given, **config}[name] for name in (own.rows, own.columns))
+    held = 2 * (STAGES * max(rows, columns) + min(rows, columns)) * own.width * own.bytes
+    return {"num_stages": STAGES} if held <= own_blocks.SHARED else {}
 
 
 def offer_constants(draft: Draft) -> None:

@@ -94,7 +94,7 @@ SCHEDULES = ("owner", "partials", "atomic")
 # Of a configuration, what asks the passes for something, by yes or no.
 KEYS = (
     "apart", "operands", "outputs", "saved", "exact", "walks", "disjoint", "constants", "matrix", "tf32x3",
-    "whole", "turned",
+    "whole", "turned", "logsumexp",
 )  # fmt: skip
 
 

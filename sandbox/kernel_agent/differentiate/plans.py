@@ -22,6 +22,7 @@ from .schedule import (
     own_blocks,
     partials,
     product_tiles,
+    row_exponents,
     row_factors,
     saved,
     saved_numbers,
@@ -71,6 +72,7 @@ class Asked:
     matrix: bool = False  # tiles of an adjoint that several products take are kept as a matrix
     tf32x3: bool = False  # exact products of float32 are three in TF32 each
     whole: bool = False  # blocks that lie wholly inside go without masks
+    logsumexp: bool = False  # exponents of a row hold its factor
     turned: bool = False  # owner kernels form the tiles transposed that their products take so
     longest: Mapping[int, int] = field(default_factory=dict, compare=False)  # whole_rows.longest()
     rows: bool = True  # what steps add to rows of a gradient is a product behind their loop
@@ -93,6 +95,7 @@ class Scheduled:
     shared: Shared | None = None  # the main kernel's loop
     matrices: list[StepMatrix] = field(default_factory=list)  # that the main kernel stores for owners
     could_store: bool = False  # whether there may be some
+    could_fold: bool = False  # whether exponents of rows could hold their factors
 
     @property
     def effects(self) -> list:
@@ -126,7 +129,7 @@ def planned(site: trace.Site, name: str, asked: Asked, known: list[LineReport]) 
     wrapped_indices.unwrap(reverse)
     offers = [{"outputs": 1}] * forward_values.holds_sums(reverse)
     forward_values.use_stored(reverse, asked.outputs)
-    row_factors.move(reverse)
+    could_fold = row_exponents.use(reverse, row_factors.move(reverse), asked.logsumexp)
     if saved.offers(reverse, site):
         offers.append({"saved": 1})
     kept = saved.use(reverse, site, asked.saved)
@@ -174,6 +177,7 @@ def planned(site: trace.Site, name: str, asked: Asked, known: list[LineReport]) 
         offers=offers,
         matrices=matrices,
         could_store=could,
+        could_fold=could_fold,
     )
     plan.offers += tuning.one_warp(reverse, site)
     alone = not (plan.fused or plan.after or owner.spills.made or taped.buffers or numbers)

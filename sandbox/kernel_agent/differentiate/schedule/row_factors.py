@@ -34,9 +34,9 @@ class Scaled:
     total: Node  # what one is divided by in it
 
 
-def move(reverse: Reverse) -> None:
-    """Have the products of such operands done before the factor."""
-    g = reverse.kernel.graph
+def move(reverse: Reverse) -> list[Node]:
+    """Have the products of such operands done before the factor; the factors of those that are."""
+    g, factors = reverse.kernel.graph, []
     dots = [n for n in nodes_in(reverse.effects) if n.op == "dot"]
     for scaled in _scaled(dots):
         users = [n for n in dots if scaled.operand in n.args]
@@ -65,6 +65,8 @@ def move(reverse: Reverse) -> None:
         reason = "the factor of a row is multiplied in behind products"
         reverse.say(scaled.factor.line, "factor", "none", reason)
         _join_numbers(reverse)
+        factors.append(factor)
+    return factors
 
 
 def _join_numbers(reverse: Reverse) -> None:
@@ -72,7 +74,7 @@ def _join_numbers(reverse: Reverse) -> None:
     g, joined = reverse.kernel.graph, {}
     dots = [n for n in nodes_in(reverse.effects) if n.op == "dot"]
     for value in {beneath(arg, "permute", "cast") for dot in dots for arg in dot.args[:2]}:
-        if value.op != "mul" or value.args[0].op != "where" or not _one_number(value.args[1]):
+        if value.op != "mul" or value.args[0].op != "where" or not one_number(value.args[1]):
             continue
         (mask, product, zero), number = value.args[0].args, value.args[1]
         if product.op != "mul" or product.args[1].op != "const" or not is_zero(zero):
@@ -86,7 +88,7 @@ def _join_numbers(reverse: Reverse) -> None:
     reverse.effects = Rewriter(g, joined.get).effects(reverse.effects)
 
 
-def _one_number(node: Node) -> bool:
+def one_number(node: Node) -> bool:
     """Whether a value is a number that all programs have."""
     parts = list(nodes_in([node]))
     return not node.shape and node.is_float and all(n.op in ("param", "const", "mul", "cast") for n in parts)

@@ -74,10 +74,11 @@ def one_warp(reverse: Reverse, site: Site) -> list[dict[str, Any]]:
 
 
 def offer(configs: list[dict[str, Any]], config: dict[str, Any], early: bool = True) -> None:
-    """Put a configuration behind one that it extends, once; else before all others but those with tiles of
-    each kernel's own, or (not `early`) before those of warps and stages alone."""
+    """Put a configuration behind one that it extends, by more than warps and stages, once; else before all
+    others but those with tiles of each kernel's own, or (not `early`) before those of warps and stages."""
     if config not in configs:
-        extended = [at for at, one in enumerate(configs) if one.items() < config.items()]
+        more = (one.items() < config.items() and not one.keys() <= LAUNCHED for one in configs)
+        extended = [at for at, extends in enumerate(more) if extends]
         before = sum(bool(one.get("apart")) if early else not one.keys() <= LAUNCHED for one in configs)
         configs.insert(extended[0] + 1 if extended else min(before, MOST - 1), config)
         del configs[MOST:]
@@ -88,6 +89,16 @@ def offer_behind(configs: list[dict[str, Any]], base: dict[str, Any], more: dict
     at = max(at for at, one in enumerate(configs) if base.items() <= one.items())
     configs.insert(at + 1, {**base, **more})
     del configs[MOST:]
+
+
+def offer_after(configs: list[dict[str, Any]], name: str, config: dict[str, Any]) -> None:
+    """Put a configuration behind the last that asks for something, or before those of warps and stages."""
+    asking = [at for at, one in enumerate(configs) if one.get(name)]
+    if asking:
+        configs.insert(asking[-1] + 1, config)
+        del configs[MOST:]
+    else:
+        offer(configs, config, early=False)
 
 
 def offer_first(configs: list[dict[str, Any]], found: list[dict[str, Any]]) -> None:
