@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from diff_support import ROOT, assert_right, draft, edits_of, errors
+from diff_support import MARKER, ROOT, assert_right, draft, edits_of, errors
 from kernel_agent.differentiate.schedule import aligned_rows
 from kernel_agent.differentiate.write import steps
 
@@ -366,3 +366,17 @@ def test_gradients_whose_names_differ_by_a_capital__have_a_kernel_each(changed) 
         "def matmul_kernel_bwd_a(" in result["backward"] and "def matmul_kernel_bwd_a_(" in result["backward"]
     )
     assert_right(file, result, RAGGED)
+
+
+def test_product_of_rows_that_lie_as_they_are_multiplied__has_wide_columns(tmp_path: Path) -> None:
+    """Of x W^T, W (N, K), the gradient of x sums over rows of W."""
+    file = tmp_path / "linear.py"
+    pair = (ROOT / "dataset/matmul_epilogue/linear_bias_db_in_dw_kernel.py").read_text()
+    file.write_text(pair.partition(MARKER)[0].rstrip() + "\n")
+    traced = {"M": 128, "K": 64, "N": 64}
+    config = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64, "num_warps": 8, "num_stages": 3, "apart": 1}
+    result = draft(file, traced, config=config, dtype="bfloat16")
+    chosen = re.findall(r"BLOCK_M, BLOCK_N, BLOCK_K = .*, (\d+), (\d+), (\d+)\n", result["backward"])
+    assert chosen[1:3] == [("128", "64", "256"), ("64", "256", "128")]
+    dims = [{"M": 70, "K": 300, "N": 33}, {"M": 130, "K": 270, "N": 260}]
+    assert_right(file, draft(file, traced, config=config), [(one, "normal") for one in dims])

@@ -174,7 +174,7 @@ class TilesApart:
         read = [*made.effects, *(effect for one in made.operands for effect in one.effects)]
         flags, sizes, asked = self.owner.spills.flags(read), self.of_all.sizes, []
         if None not in flags:
-            sizes = own_tiles.apart(self.of_all, made.effects, made.grid)
+            sizes = own_tiles.apart(self.of_all, made.effects, made.grid, self.owner.g)
             asked = [self.text.unless(region) for region in flags if region is not None]
             shared = made.split or made.entries is not None
             count = None if shared else self.text.tiles.programs(self.of_all, sizes, made.grid)
