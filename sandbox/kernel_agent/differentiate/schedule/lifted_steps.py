@@ -39,7 +39,8 @@ class Tile:
             rows = g.make("arange", (g.const(0), self.steps), {}, "int32", (self.steps,))
             self.rows = self.named(rows, "rows")
             number = g.sub(g.sub(hi, g.one), g.add(first, self.rows))
-            self.number = self.named(self._typed(number, loop.region.iv), loop.region.iv.hint or "step")
+            hint = f"{loop.region.iv.hint or 'i'}_steps"  # no loop's own variable is called so
+            self.number = self.named(self._typed(number, loop.region.iv), hint)
             self.inside = self.named(g.compare(">=", self.number, lo), "inside")
             self.begins = g.compare("==", self.rows, g.const(0))
             self.earlier = self._typed(g.add(self.number, g.one), loop.region.iv)
