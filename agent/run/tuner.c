@@ -225,11 +225,13 @@ static void on_variant(struct ka_run *run, const struct ka_op_result *result)
 }
 
 /* Products that are rounded otherwise are for a run that computes them compiled: the interpreter has them
- * exact, and says nothing of what they lose. What a tile costs that is formed transposed no count says. */
+ * exact, and says nothing of what they lose. What a tile costs that is formed transposed no count says, and
+ * a scan along steps is slow there for what it calls. */
 static bool is_for_a_gpu(const json_t *variant)
 {
     const json_t *config = json_object_get(variant, "config");
-    return json_object_get(config, "tf32x3") || json_object_get(config, "turned");
+    return json_object_get(config, "tf32x3") || json_object_get(config, "turned") ||
+           json_object_get(config, "scan");
 }
 
 void ka_run_tune(struct ka_run *run, int64_t snapshot)

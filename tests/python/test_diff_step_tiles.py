@@ -149,6 +149,10 @@ RIGHT = {
     "a step adds to what others add to": (
         ("tl.load(a_ptr + offs, mask", "tl.load(a_ptr + (b * T + t) // 4 * D + cols, mask"),
     ),
+    "a number is carried": (
+        (STEP, "        s = 0.5 * s + tl.sum(w * x, 0)\n        h = tl.sigmoid(a) * s\n"),
+        (RANGE, "    s = 0.0\n" + RANGE),
+    ),
     "all add to one place": (("tl.load(a_ptr + offs, mask=mask, other=0.0)", "tl.load(a_ptr)"),),
     "a block of two axes": (
         ("    w = tl.load(w_ptr + cols, mask=mask, other=0.0)", "    n = tl.arange(0, 4)\n    w = tl.load(w_ptr + cols, mask=mask, other=0.0)"),
@@ -167,6 +171,19 @@ def test_gradients_are_right__where(what: str, changed) -> None:
     assert "for back" not in result["backward"]
     known = [n for n in LENGTHS if n or what != "all add to one place"]
     assert_right(file, result, cases(*known))
+
+
+def test_loop_around_it(changed, tmp_path: Path) -> None:
+    """A program walks two sequences, one after the other."""
+    text = SOURCE
+    body = text[text.index(RANGE) : text.index("\n\n@autodiff")]
+    around = "    for r in range(2):\n        b = tl.program_id(1) * 2 + r\n        h = tl.zeros([BLOCK], dtype=tl.float32)\n"
+    text = text.replace(body, around + "".join("    " + line for line in body.splitlines(True)))
+    file = tmp_path / "around.py"
+    file.write_text(text.replace("cdiv(D, 8), B)", "cdiv(D, 8), B // 2)"))
+    result = scanned(file)
+    assert SAID in result["backward"], result["backward"]
+    assert_right(file, result, cases(*LENGTHS))
 
 
 def test_float64(changed) -> None:
