@@ -130,6 +130,9 @@ RIGHT = {
     "a sum of all before": ((STEP, "        h = h + w * x * tl.sigmoid(a)\n"),),
     "the factor is masked": ((STEP, "        h = tl.where(a > 0, h, 0.0) * 0.8 + w * x\n"),),
     "the sign changes": ((STEP, "        h = w * x - h * tl.sigmoid(a)\n"),),
+    "two of its parts are a difference": (
+        (STEP, "        h = tl.sigmoid(a) * h - 0.5 * h * tl.sigmoid(x) + w * x\n"),
+    ),
     "it is divided": ((STEP, "        h = h / (1.0 + tl.exp(a)) + w * x\n"),),
     "a flag chooses": ((STEP, "        if FLAG:\n            a = tl.sigmoid(a)\n        h = a * h + w * x\n"),),
     "the forward is not linear": ((STEP, "        h = tl.sigmoid(a * h) + w * x\n"),),
