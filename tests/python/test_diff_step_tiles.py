@@ -153,7 +153,7 @@ RIGHT = {
         ("tl.load(a_ptr + offs, mask", "tl.load(a_ptr + (b * T + t) // 4 * D + cols, mask"),
     ),
     "a flag has all steps add to one place": (
-        (STEP, "        if FLAG:\n            a += tl.load(a_ptr + cols, mask=mask, other=0.0)\n" + STEP),
+        (STEP, STEP + "        if FLAG:\n            h += tl.load(a_ptr + cols, mask=mask, other=0.0)\n"),
     ),
     "a number is carried": (
         (STEP, "        s = 0.5 * s + tl.sum(w * x, 0)\n        h = tl.sigmoid(a) * s\n"),

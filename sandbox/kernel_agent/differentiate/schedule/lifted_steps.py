@@ -258,19 +258,15 @@ class Lifted:
             return self._write(effect)
 
     def _write(self, write: GradWrite) -> GradWrite:
-        """Each step's write in a row of its own; where all steps add to one place, their sum."""
+        """Each step's write in a row of its own. What all steps add to one place they carry as a sum."""
         tile, shape = self.tile, write.offset.shape
         offset, value = self.of(write.offset), self.of(write.value)
-        mask = None if write.mask is None else self.of(write.mask)
-        region, line = self.place(write.region), write.line
-        if offset[1]:
-            masked = self._masked(mask, len(shape))
-            wide = [tile.wide(*one, shape) for one in (offset, value, (masked, True))]
-            return replace(write, offset=wide[0], value=wide[1], mask=wide[2], region=region, line=line)
-        if write.kind == "store" or mask is not None and mask[1]:
+        if not offset[1]:
             raise Stays
-        total = self.summed(*value, write.value)
-        return replace(write, offset=offset[0], value=total, mask=mask and mask[0], region=region)
+        masked = self._masked(None if write.mask is None else self.of(write.mask), len(shape))
+        wide = [tile.wide(*one, shape) for one in (offset, value, (masked, True))]
+        region = self.place(write.region)
+        return replace(write, offset=wide[0], value=wide[1], mask=wide[2], region=region)
 
     def summed(self, value: Node, tall: bool, like: Node) -> Node:
         """The sum over the steps of a tile that there are, of what one step has as `like`."""
