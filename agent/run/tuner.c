@@ -225,13 +225,17 @@ static void on_variant(struct ka_run *run, const struct ka_op_result *result)
 }
 
 /* Products that are rounded otherwise are for a run that computes them compiled: the interpreter has them
- * exact, and says nothing of what they lose. What a tile costs that is formed transposed, or with fewer
- * operations between its products, no count says. */
+ * exact, and says nothing of what they lose. Nor does any count say what a tile costs that is formed
+ * transposed, a score with fewer operations, a step without masks, or a scan along steps. */
 static bool is_for_a_gpu(const json_t *variant)
 {
+    static const char *const asked[] = {"tf32x3", "turned", "logsumexp", "unmasked", "scan"};
     const json_t *config = json_object_get(variant, "config");
-    return json_object_get(config, "tf32x3") || json_object_get(config, "turned") ||
-           json_object_get(config, "logsumexp");
+    for (size_t i = 0; i < KA_COUNT(asked); i++) {
+        if (json_object_get(config, asked[i]))
+            return true;
+    }
+    return false;
 }
 
 void ka_run_tune(struct ka_run *run, int64_t snapshot)

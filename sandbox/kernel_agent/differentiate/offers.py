@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Any
 from .ir.refusal import Refusal
 from .plans import BROKEN, Scheduled, keeps_matrices, planned
 from .read import block_sizes
-from .schedule import exact_products, own_blocks, own_tiles, saved_tiles, step_matrices, tuning, turned_tiles
+from .schedule import (
+    exact_products,
+    own_blocks,
+    own_tiles,
+    saved_tiles,
+    step_matrices,
+    step_tiles,
+    tuning,
+    turned_tiles,
+)
 
 if TYPE_CHECKING:
     from .pipeline import Draft
@@ -80,6 +89,14 @@ def offer_constants(draft: Draft) -> None:
 def offer_whole(draft: Draft) -> None:
     """Kernels without masks in blocks that lie wholly inside: also behind what says how wide blocks are."""
     tuning.offer(draft.configs, {"whole": 1}, early=False)
+
+
+def offer_scans(draft: Draft, plan: Scheduled) -> None:
+    """Steps of linear recurrences in tiles: early, as each step waits for its loads. Asked once kernels are
+    written down, as it names values."""
+    if not draft.asked.scan and plan.shared is None:
+        for config in reversed(step_tiles.offers(plan.reverse, plan.reverse.effects)):
+            tuning.offer(draft.configs, config)
 
 
 def _offer_for_products(draft: Draft, plan: Scheduled) -> None:

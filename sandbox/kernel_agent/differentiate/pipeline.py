@@ -23,7 +23,7 @@ from .ir.nodes import GradWrite
 from .ir.refusal import Refusal
 from .ir.report import LineReport, Why
 from .ir.values import is_static
-from .offers import offer, offer_constants, offer_whole
+from .offers import offer, offer_constants, offer_scans, offer_whole
 from .plans import (
     BROKEN,
     Asked,
@@ -51,6 +51,7 @@ from .schedule import (
     own_tiles,
     row_tiles,
     scattered,
+    step_tiles,
     tuning,
     whole_rows,
 )
@@ -240,8 +241,8 @@ def _attempt(
     longest, draft.lengths = sizes
     draft.programs = int(config.get("programs", PROGRAMS))
     kept = {name: bool(config.get(name)) for name in KEYS}
-    splits, shares, runs = (int(config.get(name, 0)) for name in ("splits", "shares", "runs"))
-    draft.asked = Asked(draft.schedule, splits, shares, runs, **kept, longest=longest)
+    splits, shares, runs, scan = (int(config.get(name, 0)) for name in ("splits", "shares", "runs", "scan"))
+    draft.asked = Asked(draft.schedule, splits, shares, runs, scan, **kept, longest=longest)
     if not sites:
         message = "no launch writes anything that depends on an input"
         raise Refusal("stub", message, line=stub.lineno, file=fwd.path)
@@ -535,12 +536,12 @@ def _part(fwd: Forward, plan: Scheduled, text: FunctionText, kernels: dict[str, 
             shares = draft.asked.shares or SHARES
             step = shared_step(text, part, plan.shared, shares, lambda e: emit(owner.name, e, told))
         else:
-            emitted = emit(
-                owner.name, reverse.effects, notes + ([] if fused is None else [fused.note]), tiles
-            )
-            step = Step(emitted, "grid")
+            walks = step_tiles.find(reverse, reverse.effects, draft.asked.scan)
+            told = [*notes, *([] if fused is None else [fused.note]), *(one.note for one in walks)]
+            with step_tiles.walked(walks):
+                step = Step(emit(owner.name, reverse.effects, told, tiles), "grid")
         if fused is not None:
-            step = partials_step(text, part, emitted, fused, draft.programs)
+            step = partials_step(text, part, step.emitted, fused, draft.programs)
         _allocate(plan, text, step)
         part.scattered = _scattered(plan)
         part.steps += [
@@ -571,6 +572,7 @@ def _part(fwd: Forward, plan: Scheduled, text: FunctionText, kernels: dict[str, 
     if plan.after:
         note = "what is added to gradients that the kernels above have stored"
         part.steps.append(Step(emit(f"{owner.name}_after", plan.after, [note]), "grid"))
+    offer_scans(draft, plan)
     check_inplace(plan)
     part.written, part.copies = _written(plan, text), copies
     return part

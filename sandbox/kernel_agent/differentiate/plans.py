@@ -61,6 +61,7 @@ class Asked:
     splits: int = 0  # programs that share a sum of products; 0: it is shared where it is long
     shares: int = 0  # programs of a kernel that would have few, which share its loop; 0: they do not
     runs: int = 0  # programs that walk entries of a table, those that name the same in turn; 0: none do
+    scan: int = 0  # steps of linear recurrences that loops take at once; 0: one after the other
     apart: bool = False  # kernels of the backward have tiles of their own each, where the launch has others
     outputs: bool = False  # read back what took a sum, where an output holds it
     operands: bool = False  # those of products are computed once, where more than one program would

@@ -6,6 +6,7 @@ from .nodes import Node
 from .spelling import gradient_name
 
 LINEAR_STEP = "linear_step"  # the combine function of first-order recurrences, which the section defines
+LINEAR_STEPS = "linear_steps"  # a scan of such, of factors that may be greater than 1
 _CALLS = {"rsqrt": "rsqrt", "sqrt": "root", "sigmoid": "sig"}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ..ir.names import LINEAR_STEP
+from ..ir.names import LINEAR_STEP, LINEAR_STEPS
 from ..reverse.rules import SMALL_DOT, TURNED
 from .emit import TANH
 
@@ -67,6 +67,27 @@ LINEAR = '''
 def linear_step(a1, b1, a2, b2):
     """Two steps of h = a h + b in one: the combine function of the scans below."""
     return a1 * a2, b1 * a2 + b2
+'''
+
+LINEAR_STEPS_TEXT = '''
+@triton.jit
+def linear_steps(rows, factors, values):
+    """h[i] = factors[i] h[i - 1] + values[i] along the first axis, of which `rows` are the numbers.
+
+    A scan multiplies factors first. With some above 1 such a product may be infinite or lost though h is not:
+    then one step follows the other.
+    """
+    if tl.max(tl.abs(factors)) <= 1.0:
+        h = tl.associative_scan((factors, values), 0, linear_step)[1]
+    else:
+        h = values
+        last = tl.sum(tl.where(rows == 0, values, 0.0), axis=0)
+        for i in range(1, values.shape[0]):
+            now = rows == i
+            factor = tl.sum(tl.where(now, factors, 0.0), axis=0)
+            last = factor * last + tl.sum(tl.where(now, values, 0.0), axis=0)
+            h = tl.where(now, tl.expand_dims(last, 0), h)
+    return h
 '''
 
 TURNED_TEXT = '''
@@ -314,7 +335,9 @@ def passed(values, *names):
 
 def scan_helpers(text: str) -> list[str]:
     """The jit functions that kernels call."""
-    scans = [LINEAR] * any(f"{LINEAR_STEP}{end}" in text for end in "),")
+    steps = f"{LINEAR_STEPS}(" in text
+    scans = [LINEAR] * (steps or any(f"{LINEAR_STEP}{end}" in text for end in "),"))
+    scans += [LINEAR_STEPS_TEXT] * steps
     scans += [_turned(*found) for found in sorted(set(re.findall(rf"\b(\w+){TURNED}(\d+)\b", text)))]
     found = {SMALL_DOT: SMALL_DOT_TEXT, TANH: TANH_TEXT}
     return scans + [helper for name, helper in found.items() if f"{name}(" in text]
