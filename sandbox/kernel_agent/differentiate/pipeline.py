@@ -35,6 +35,7 @@ from .plans import (
     leaves,
     of_rows,
     planned,
+    split_steps,
     sums,
     turn_tiles,
 )
@@ -58,7 +59,7 @@ from .schedule.decisions import advise, header
 from .schedule.gradient_writes import SKIPPED
 from .schedule.owner import OwnerKernel
 from .schedule.scattered import Scattered
-from .write import constants, saving_copy, whole_blocks
+from .write import constants, saving_copy, step_functions, whole_blocks
 from .write.demand import effects_of
 from .write.emit import Emitted, Emitter
 from .write.helpers import OWN, PARTS, PASSED, TABLES, UNSAVED, UNTRACED, host_helpers, scan_helpers
@@ -94,7 +95,7 @@ SCHEDULES = ("owner", "partials", "atomic")
 # Of a configuration, what asks the passes for something, by yes or no.
 KEYS = (
     "apart", "operands", "outputs", "saved", "exact", "walks", "disjoint", "constants", "matrix", "tf32x3",
-    "whole", "turned",
+    "whole", "turned", "unmasked",
 )  # fmt: skip
 
 
@@ -425,6 +426,8 @@ def _launch(fwd: Forward, site: trace.Site, kernels: dict[str, str], draft: Draf
         turn_tiles(plan)
     for plan in leaves(best) if asked.tf32x3 else ():
         exact_products.use(plan.effects, plan.reverse.report)
+    for plan in leaves(best) if asked.unmasked else ():
+        split_steps(plan)
     if asked.operands:
         text.tiles.backward = [effect for plan in leaves(best) for effect in plan.effects]
     parts = _parts(best, lambda plan: _part(fwd, plan, text, kernels, draft))
@@ -493,6 +496,8 @@ def _printer(plan: Scheduled, kernels: dict[str, str], draft: Draft) -> Callable
         found = blocks.of(effects) if tiles is None else []
         asked = found if draft.asked.whole else []
         emitter = whole_blocks.Whole(*given, asked, taken) if asked else Emitter(*given)
+        if step_functions.has_split(effects):
+            emitter = step_functions.Stepped(*given, {*taken, *kernels})
         emitted = emitter.emit(effects, notes, tiles)
         kernels[name] = emitted.text
         if not draft.asked.constants and small.used(emitter.demand):
