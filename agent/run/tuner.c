@@ -229,7 +229,8 @@ static void on_variant(struct ka_run *run, const struct ka_op_result *result)
 static bool is_for_a_gpu(const json_t *variant)
 {
     const json_t *config = json_object_get(variant, "config");
-    return json_object_get(config, "tf32x3") || json_object_get(config, "turned");
+    return json_object_get(config, "tf32x3") || json_object_get(config, "turned") ||
+           json_object_get(config, "unmasked");
 }
 
 void ka_run_tune(struct ka_run *run, int64_t snapshot)

@@ -23,7 +23,7 @@ from .ir.nodes import GradWrite
 from .ir.refusal import Refusal
 from .ir.report import LineReport, Why
 from .ir.values import is_static
-from .offers import offer, offer_constants, offer_whole
+from .offers import offer, offer_constants, offer_unmasked, offer_whole
 from .plans import (
     BROKEN,
     Asked,
@@ -576,6 +576,7 @@ def _part(fwd: Forward, plan: Scheduled, text: FunctionText, kernels: dict[str, 
     if plan.after:
         note = "what is added to gradients that the kernels above have stored"
         part.steps.append(Step(emit(f"{owner.name}_after", plan.after, [note]), "grid"))
+    offer_unmasked(draft, plan)
     check_inplace(plan)
     part.written, part.copies = _written(plan, text), copies
     return part

@@ -205,20 +205,20 @@ def turn_tiles(plan: Scheduled) -> None:
 
 def split_steps(plan: Scheduled) -> None:
     """Have loops of products walk the steps without masks whose tiles lie wholly inside."""
-    found = [
-        one for effects in splittable(plan) for one in whole_steps.find(plan.reverse.kernel.graph, effects)
-    ]
+    kernel = plan.reverse.kernel
+    found = [one for effects, _ in splittable(plan) for one in whole_steps.find(kernel.graph, effects)]
     for one in {one.steps.loop: one for one in found}.values():
-        split_loops.split(plan.reverse.kernel, one)
+        split_loops.split(kernel, one)
     if found:
         plan.reverse.say(None, "loop", "none", split_loops.REASON)
 
 
-def splittable(plan: Scheduled) -> list[list]:
-    """The effects of kernels whose loops may be split: not of one whose loop is walked in another way."""
+def splittable(plan: Scheduled) -> list[tuple[list, list[Node] | None]]:
+    """The effects of kernels whose loops may be split, not of one whose loop is walked in another way; each
+    with its grid, if that is not the forward's."""
     main = [effect for effect in plan.reverse.effects if effects_of(effect)]
-    shared = plan.fused is not None or plan.shared is not None or plan.taped.buffers
-    return [*([] if shared else [main]), *(made.effects for made in plan.owner.kernels)]
+    walked = plan.fused is not None or plan.shared is not None or plan.taped.buffers
+    return [*([] if walked else [(main, None)]), *((made.effects, made.grid) for made in plan.owner.kernels)]
 
 
 def _owner(reverse: Reverse, axes: list[int], name: str, site: trace.Site, asked: Asked) -> Owner:

@@ -28,7 +28,7 @@ from ..ir.nodes import Node
 from ..ir.rewriter import Rewriter
 from ..ir.simplify import is_zero
 from ..ir.values import Kernel
-from .whole_steps import FORMED, Condition, Flags, Found, Sum, plus, times
+from .whole_steps import END, FORMED, Condition, Flags, Found, Sum, plus, times
 
 FLAG = "MASKED"
 LEAST = 2  # whole steps of a program that are worth a loop of their own
@@ -72,7 +72,7 @@ def _rewrite(g: Graph, found: Found, flag: Node) -> None:
         home = compare.home if compare.home.inside(region) else region
         args = (flag, compare, g.const(True, "int1", compare.shape))
         asked[compare] = g.fresh("select", {}, "int1", compare.shape, home, args)
-        asked[compare].hint, asked[compare].line = compare.hint, compare.line
+        asked[compare].hint, asked[compare].line = compare.hint or "inside", compare.line
 
     def outside(mask: Node) -> Node:
         if mask not in asked and mask.op in FORMED and mask.dtype == "int1":
@@ -101,6 +101,9 @@ class _Points:
         self.g, self.found, self.steps, self.tl = g, found, found.steps, tl
         start, step = self.steps.of(self.steps.lo), self.steps.positive(self.steps.step)
         assert start is not None and step is not None and self.steps.region.iv is not None
+        self.before: frozenset[Node] = (
+            frozenset()
+        )  # there are no whole steps where these have more than 32 bits
         self.start, self.step, self.dtype = start.base, step, self.steps.region.iv.dtype
 
     def parts(self) -> list[tuple[Node, Node, bool]]:
@@ -134,7 +137,22 @@ class _Points:
 
     def _unless(self, one: Condition, start: Node, end: Node) -> Node:
         """The end of the whole steps, of which there are none where a condition does not hold."""
-        return self.g.make("where", (self._inside(one), end, start), {}, self.dtype, ())
+        ends = self.g.make("where", (self._inside(one), end, start), {}, self.dtype, ())
+        return self._known(one, self.before, ends, start)
+
+    def _known(self, one: Condition, known: frozenset[Node], point: Node, other: Node) -> Node:
+        """A point where what a condition is made of has 32 bits, and where there are no whole steps if not;
+        `known`: that there are none if these have more."""
+        g, fits = self.g, None
+        for number in sorted({*one.numbers, self.steps.lo, self.steps.hi} - known, key=lambda n: n.id):
+            if not self.steps.is_narrow(number):
+                fits = g.both(fits, g.compare("<=", number, g.const(END - 1)))
+                fits = g.both(fits, g.compare(">=", number, g.const(-END)))
+        return (
+            point
+            if fits is None
+            else g.make("where", (_named(fits, "fits"), point, other), {}, self.dtype, ())
+        )
 
     def _later(self, one: Condition, start: Node) -> Node:
         """The first step from `start` on in which a condition holds that holds from some on."""
@@ -144,7 +162,8 @@ class _Points:
         point = self._at(_named(self.g.make("cdiv", args, {}, "int64", ()), "skipped"))
         if start is not self.steps.lo:
             point = self.g.make("maximum", (point, start))
-        return self._cast(self.g.make("minimum", (point, self.steps.hi)))
+        point = self._cast(self.g.make("minimum", (point, self.steps.hi)))
+        return self._known(one, frozenset(), point, self.steps.hi)
 
     def _earlier(self, one: Condition, end: Node) -> Node:
         """The first step, or `end`, in which a condition does not hold that holds up to some."""
@@ -154,7 +173,10 @@ class _Points:
         args = self._natural(total, wide), self._number(each, False)
         count = self.g.make("floordiv", args, {}, "int64" if wide else "int32", ())
         point = self._at(_named(count, "inside") if wide else count)
-        return self._cast(self.g.make("minimum", (point, end)))
+        known = self.before & {self.steps.hi}  # what this is computed of it has to know itself
+        if not one.flags:
+            self.before |= one.numbers | {self.steps.lo, self.steps.hi}
+        return self._known(one, known, self._cast(self.g.make("minimum", (point, end))), self.steps.lo)
 
     def _inside(self, one: Condition) -> Node:
         """A condition that is the same in all steps."""
@@ -194,6 +216,8 @@ class _Points:
         return [self._widened(node) if wide and node is first else node for node in key]
 
     def _widened(self, node: Node) -> Node:
+        if node.dtype == "int64":
+            return node
         if _is_tensor(node):
             return self.g.cast(node, "int64")
         text = f"{self.tl}.full([], {{}}, {self.tl}.int64)"
@@ -205,7 +229,7 @@ class _Points:
         for key, factor in _ordered(total):
             part = plus(part, {key: factor})
             ends = *self.steps.range({key: abs(factor)}), *self.steps.range(part)
-            if min(ends) < -(2**31) or max(ends) >= 2**31:
+            if min(ends) < -END or max(ends) >= END:
                 return False
         return True
 
@@ -230,11 +254,11 @@ def _named(node: Node, hint: str) -> Node:
 # what it is worth
 
 
-def is_worth(g: Graph, found: Found, known: dict[int, Any]) -> bool:
+def is_worth(found: Found, known: dict[int, Any]) -> bool:
     """Whether a program has whole steps enough, with these values by the ids of nodes; also where they are
     not known, as data says how many there are."""
     steps = found.steps
-    values = _Values(g, known)
+    values = Values(known)
     asked = [one for one in found.conditions if all(values.of(cond) == answer for cond, answer in one.flags)]
     lo, hi, step = (values.of(node) for node in (steps.lo, steps.hi, steps.step))
     walked = None if None in (lo, hi, step) else range(lo, hi, step)
@@ -252,11 +276,11 @@ def is_worth(g: Graph, found: Found, known: dict[int, Any]) -> bool:
     return last - first >= LEAST
 
 
-class _Values:
+class Values:
     """Numbers in a launch; `loaded`: whether one that was asked for is data."""
 
-    def __init__(self, g: Graph, known: dict[int, Any]) -> None:
-        self.g, self.known, self.loaded = g, dict(known), False
+    def __init__(self, known: dict[int, Any]) -> None:
+        self.known, self.loaded = dict(known), False
 
     def sum(self, total: Sum) -> int | None:
         result = 0

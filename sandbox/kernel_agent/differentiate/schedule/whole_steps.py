@@ -4,26 +4,27 @@ A comparison of indices, each a number and lanes, is true in all lanes where it 
 condition `base + steps * i <= 0` of the loop's variable i, which holds up to some step or from one on. In the
 steps between, all such comparisons are true.
 
-What the conditions are made of has 32 bits, and they are computed so that nothing wraps. An index that is
-compared may wrap where they do not: that it does not is proven, or one more condition.
+What the conditions are made of has 32 bits, or that is asked too, and they are computed so that nothing
+wraps. An index that is compared may wrap where they do not: that it does not is proven, or one more condition.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Container, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from itertools import chain, product
 from math import prod
 from typing import Any
 
 from ..ir.graph import Graph
-from ..ir.nodes import For, Node, nodes_in, operands, reachable
+from ..ir.nodes import For, Node, nodes_in, operands, reachable, sides
 from ..ir.nonnegative import natural
 from ..ir.simplify import is_zero
 from ..ir.values import carried, is_static
 
 BITS = {"int32": 31, "int64": 63}
 LARGEST = 2**20  # lanes of a block: Triton has no more
+END = 2**31  # of numbers that have 32 bits
 ROOM = 2**62  # that no sum may come near to
 FORMED = ("and", "expand", "broadcast")  # a mask of others
 
@@ -80,10 +81,19 @@ class Condition:
     base: Sum
     steps: Sum
     flags: Flags
+    numbers: frozenset[Node]  # of which it is known only if they have no more than 32 bits
 
     @property
     def sign(self) -> int:
         return next(iter(self.steps.values()), 0)
+
+    def joined(self, others: list[Condition]) -> list[Condition]:
+        """This and others, once."""
+        for at, other in enumerate(others):
+            if (self.base, self.steps, self.flags) == (other.base, other.steps, other.flags):
+                both = replace(other, numbers=self.numbers | other.numbers)
+                return [*others[:at], both, *others[at + 1 :]]
+        return [*others, self]
 
 
 @dataclass
@@ -96,31 +106,31 @@ class Found:
 
 
 def find(g: Graph, effects: list) -> list[Found]:
-    """The loops of some effects that may be split."""
-    loops = [item for item in reachable(effects) if isinstance(item, For) and _is_candidate(item)]
-    found = [Steps(g, loop).find() for loop in loops]
-    return [one for one in found if one is not None]
+    """The loops of some effects that may be split, of those that lie in each other the innermost that may."""
+    loops = [item for item in reachable(effects) if isinstance(item, For)]
+    found: dict[For, Found] = {}
+    for loop in sorted(loops, key=lambda loop: -loop.region.depth):
+        one = Steps(g, loop).find() if _is_candidate(loop, found) else None
+        if one is not None:
+            found[loop] = one
+    return list(found.values())
 
 
-def _is_candidate(loop: For) -> bool:
-    """Whether a loop is an innermost one with a product, walked in order."""
+def _is_candidate(loop: For, found: Container[For]) -> bool:
+    """Whether a loop has a product, is walked in order, and has none in it that is split."""
     region = loop.region
     if region.bounds is None or region.iv is None or region.call.endswith("static_range"):
         return False
-    if (
-        loop.order == "reverse"
-        or loop.tape
-        or loop.provides
-        or loop.cond is not None
-        or loop.split is not None
-    ):
+    if loop.order == "reverse" or any(map(carried, region.bounds)):
         return False
-    if any(map(carried, region.bounds)) or any(n.shape or n.dtype not in BITS for n in region.bounds):
+    if any(n.shape or n.dtype not in BITS for n in region.bounds):
         return False
     inside = list(body(loop))
-    if any(isinstance(item, For) or item.op in ("loopout", "user") for item in inside):
+    loops = [loop, *(item for item in inside if isinstance(item, For))]
+    if any(one.tape or one.provides or one.cond is not None or one.split is not None for one in loops):
         return False
-    return any(item.op == "dot" for item in inside)
+    ops = {item.op for item in inside if isinstance(item, Node)}
+    return "dot" in ops and "user" not in ops and not any(one in found for one in loops)
 
 
 def body(loop: For, outside: set[Node] | None = None) -> Iterator[Any]:
@@ -157,7 +167,7 @@ class Steps:
         self.lo, self.hi, self.step = loop.region.bounds
         ranges = [n for n in g.table.values() if n.op == "arange" and n.home.parent is None]
         self.sizes = {n.args[1] for n in ranges}
-        self.widened: list[tuple[Index, str]] = []  # with the type that it has before
+        self.sides: list[Index] = []  # of a comparison, and what is widened in them
 
     def find(self) -> Found | None:
         """None where the loop stays as it is."""
@@ -168,19 +178,19 @@ class Steps:
         conditions: list[Condition] = []
         asked: list[Condition] = []
         for compare in self._compared():
-            self.widened = []
+            self.sides = []
             flags = self._flags(compare)
             one = None if flags is None else self._holds(compare, flags)
             if one is not None and self._is_linear(one):
                 answered.append(compare)
-                conditions += [one] * all(one != other for other in conditions)
-                asked += [c for index, dtype in self.widened for c in self._fits(index, dtype, one.flags)]
+                conditions = one.joined(conditions)
+                asked += [c for index in self.sides for c in self._fits(index, one)]
         if not any(one.steps for one in conditions):
             return None
         proven = list(conditions)
         for one in asked:
             if not self.follows(one, None) and not any(self.follows(one, other) for other in proven):
-                conditions += [one] * all(one != other for other in conditions)
+                conditions = one.joined(conditions)
         known = all(self._is_linear(one) and self._is_small(one, start.base) for one in conditions)
         return Found(self, answered, conditions) if known else None
 
@@ -189,7 +199,8 @@ class Steps:
     def _compared(self) -> list[Node]:
         """Those of tiles whose answers steps use."""
         outside: set[Node] = set()
-        inside = [n for n in body(self.loop, outside) if n.op == "compare" and n.shape]
+        every = [n for n in body(self.loop, outside) if isinstance(n, Node)]
+        inside = [n for n in every if n.op == "compare" and n.shape]
         return sorted({*inside, *chain.from_iterable(map(formed, outside))}, key=lambda n: n.id)
 
     def _flags(self, compare: Node) -> Flags | None:
@@ -198,28 +209,31 @@ class Steps:
         for region in compare.home.chain() if compare.home.inside(self.region) else ():
             if region is self.region:
                 break
+            if region.kind == "for":
+                continue
             if region.cond is None or not is_static(region.cond) or region.cond.home.inside(self.region):
                 return None
             flags.append((region.cond, region.positive))
         return tuple(flags[::-1])
 
     def _holds(self, compare: Node, flags: Flags) -> Condition | None:
-        """In which steps it is true in all lanes, if no index wraps that `widened` says."""
-        sides = compare.args if compare.attrs["cmp"] in ("<", "<=") else compare.args[::-1]
+        """In which steps it is true in all lanes, if none of `sides` wraps."""
+        ordered = compare.args if compare.attrs["cmp"] in ("<", "<=") else compare.args[::-1]
         if compare.attrs["cmp"] not in ("<", "<=", ">", ">="):
             return None
-        least, most = (self.of(side) for side in sides)
+        least, most = (self.of(side) for side in ordered)
         if least is None or most is None or not (least.lanes or most.lanes):
             return None
-        self.widened += [(one, side.dtype) for one, side in zip((least, most), sides, strict=True)]
+        self.sides += [least, most]
         (base, steps), (other, others) = least.extreme(True), most.extreme(False)
         base, steps = plus(base, other, -1), plus(steps, others, -1)
         if compare.attrs["cmp"] in ("<", ">"):
             base = plus(base, {(): 1})
-        numbers = [n for key in base for n in key]
+        sums = [one for side in self.sides for one in (side.base, side.steps)]
+        numbers = frozenset(n for one in sums for key in one for n in key)
         if not steps and not any(n.op in ("pid", "iv") for n in nodes_in(numbers)):
             return None  # the same in all programs: all steps may be masked for the sake of one axis
-        return Condition(base, steps, flags)
+        return Condition(base, steps, flags, frozenset(n for n in numbers if not self.is_narrow(n)))
 
     def _is_linear(self, one: Condition) -> bool:
         above = all(self.positive(node) is not None for key in one.steps for node in key)
@@ -245,9 +259,9 @@ class Steps:
         """A number that is the same in all steps: as the program has it, whatever it has wrapped to."""
         if node.op == "const":
             return Index(base={(): node.value} if node.value else {})
-        if node.dtype == "int32":
-            return Index(base={(node,): 1})
-        return self._computed(node)
+        if node.op == "cast" and node.args[0].dtype == "int32" and not node.args[0].weak:
+            return self._number(node.args[0])
+        return Index(base={(node,): 1})
 
     def _computed(self, node: Node) -> Index | None:
         if node.op not in ("add", "sub", "mul", "neg", "cast"):
@@ -257,7 +271,7 @@ class Steps:
             return None
         for arg, index in zip(node.args, args, strict=True):
             if not arg.weak and BITS[arg.dtype] < BITS[node.dtype]:
-                self.widened.append((index, arg.dtype))  # type: ignore[arg-type]
+                self.sides.append(index)  # type: ignore[arg-type]
         left, right = args[0], args[-1]
         assert left is not None and right is not None
         if node.op == "cast":
@@ -282,14 +296,28 @@ class Steps:
 
     # what does not wrap
 
-    def _fits(self, index: Index, dtype: str, flags: Flags) -> list[Condition]:
-        """That all lanes are in the range of a type, if it takes that to be so."""
+    def is_narrow(self, node: Node) -> bool:
+        """Whether a number has 32 bits in every call: a parameter, or an element of a table, may have more."""
+        if node in self.sizes or node.op in ("const", "pid", "npid") or _counts_programs(node):
+            return True
+        if node.dtype != "int32":
+            return False
+        if node.op == "iv":
+            return all(map(self.is_narrow, node.home.bounds or ()))
+        if node.op == "ifout":
+            return all(map(self.is_narrow, sides(node)))
+        if node.op == "select":
+            return all(map(self.is_narrow, node.args[1:]))
+        ops = ("add", "sub", "mul", "neg", "floordiv", "mod", "cdiv", "minimum", "maximum", "cast")
+        return node.op in ops and all(map(self.is_narrow, node.args))
+
+    def _fits(self, index: Index, compared: Condition) -> list[Condition]:
+        """That all lanes are in the range of 32 bits, if it takes that to be so."""
         if self._is_exact(index):
             return []
         (most, steps), (least, _) = index.extreme(True), index.extreme(False)
-        end = 2 ** BITS[dtype]
-        above = Condition(plus(most, {(): 1 - end}), steps, flags)
-        below = Condition(plus({(): -end}, least, -1), plus({}, steps, -1), flags)
+        above = replace(compared, base=plus(most, {(): 1 - END}), steps=steps)
+        below = replace(compared, base=plus({(): -END}, least, -1), steps=plus({}, steps, -1))
         return [above, below]
 
     def _is_exact(self, index: Index) -> bool:
@@ -316,25 +344,29 @@ class Steps:
             return False
         base = one.base if other is None else plus(one.base, other.base, -1)
         steps = one.steps if other is None else plus(one.steps, other.steps, -1)
-        end = 2 ** BITS[self.region.iv.dtype]  # type: ignore[union-attr]
-        walked = (0 if _is_natural(self.lo) else -end, end - 1)
+        walked = (0 if _is_natural(self.lo) else -(2**63), 2**63 - 1)
         return self.range(base)[1] + _product([self.range(steps), walked])[1] <= 0
 
     def range(self, total: Sum) -> Bounds:
-        """Between which numbers a sum lies, by the types of what it is made of."""
+        """Between which numbers a sum lies, if what it is made of has 32 bits."""
         parts = [_product([(factor, factor), *map(self._of_type, key)]) for key, factor in total.items()]
         return sum(low for low, _ in parts), sum(high for _, high in parts)
 
     def _of_type(self, node: Node) -> Bounds:
         if node in self.sizes:
             return 1, LARGEST
-        return 0 if node.op in ("pid", "npid") else -(2**31), 2**31 - 1
+        return 0 if node.op in ("pid", "npid") else -END, END - 1
 
     def _is_small(self, one: Condition, start: Sum) -> bool:
         """Whether what is computed of it stays in 64 bits, in whatever order."""
         each = times(one.steps, self.positive(self.step) or {})
         every = [*one.base.items(), *times(one.steps, start).items(), *each.items(), *start.items()]
         return sum(max(map(abs, self.range({key: factor}))) for key, factor in every) < ROOM
+
+
+def _counts_programs(node: Node) -> bool:
+    """Whether a number is one that the host passes of the forward's grid."""
+    return node.op == "param" and "traced" not in node.attrs and node.attrs["name"].startswith("grid_")
 
 
 def _is_natural(number: Node) -> bool:

@@ -11,7 +11,7 @@ from ..ir.spelling import gradient_name, upstream_name
 from ..ir.values import Kernel
 from .constants import Constants
 from .emit import Emitter, Scope
-from .line_breaks import WIDTH, break_line, indented
+from .line_breaks import WIDTH, indented, wrap
 
 NOTE = "# a step of the loop in {}; not masked: all lanes of its tiles are inside"
 
@@ -37,6 +37,7 @@ class Stepped(Emitter):
         ] = {}  # the heads of a loop, and whether steps are masked
         self.sized: set[str] = set()  # names of numbers known when the kernel is compiled
         self.answered: set[Node] = set()
+        self.flags: set[Node] = set()
 
     def depth(self) -> int:
         depth = 0
@@ -47,7 +48,9 @@ class Stepped(Emitter):
         return depth
 
     def inline(self, node: Node) -> bool:
-        """A comparison has no name where only masked steps ask it."""
+        """A comparison has no name where only masked steps ask it; what those find of it has."""
+        if node.op == "select" and node.args[0] in self.flags:
+            return False
         return (node in self.answered and self.demand.uses[node] <= 1) or super().inline(node)
 
     def define(self, node: Node) -> None:
@@ -74,6 +77,7 @@ class Stepped(Emitter):
             self.ranges[loop].append((f"for {name} in {call}({', '.join([*parts, *stages])}):", masked))
         self.bodies.add(id(inner))
         self.answered |= loop.split.answered
+        self.flags.add(loop.split.flag)
         return head, prologue, section
 
     def walked(self, loop: For, head: str, inner: Scope, carries: list[str]) -> list[str]:
@@ -99,9 +103,16 @@ class Stepped(Emitter):
         lines: list[str] = []
         start = f"{', '.join(carries)} = " if carries else ""
         for each, masked in self.ranges[loop]:
-            call = f"{start}{name}({', '.join([*given, f'{flag}={masked}'])})"
-            lines += [each, *indented(break_line(call, WIDTH - 4 * self.depth() - 4))]
+            lines += [each, *self._call(f"{start}{name}", [*given, f"{flag}={masked}"])]
         return lines
+
+    def _call(self, name: str, given: list[str]) -> list[str]:
+        width = WIDTH - 4 * self.depth() - 4
+        line = f"{name}({', '.join(given)})"
+        if len(line) <= width:
+            return indented([line])
+        inner = ["    " + part + "," for part in wrap(given, width - 5)]
+        return indented([f"{name}(", *inner, ")" + "  # fmt: skip" * (len(inner) > 1)])
 
     def kernel_text(self, signature: list[str], lines: list[str]) -> str:
         return "\n\n".join([*self.functions, super().kernel_text(signature, lines)])
