@@ -101,9 +101,7 @@ class _Points:
         self.g, self.found, self.steps, self.tl = g, found, found.steps, tl
         start, step = self.steps.of(self.steps.lo), self.steps.positive(self.steps.step)
         assert start is not None and step is not None and self.steps.region.iv is not None
-        self.before: frozenset[Node] = (
-            frozenset()
-        )  # there are no whole steps where these have more than 32 bits
+        self.before: frozenset[Node] = frozenset()  # numbers that have 32 bits, or no step is whole
         self.start, self.step, self.dtype = start.base, step, self.steps.region.iv.dtype
 
     def parts(self) -> list[tuple[Node, Node, bool]]:
@@ -148,11 +146,9 @@ class _Points:
             if not self.steps.is_narrow(number):
                 fits = g.both(fits, g.compare("<=", number, g.const(END - 1)))
                 fits = g.both(fits, g.compare(">=", number, g.const(-END)))
-        return (
-            point
-            if fits is None
-            else g.make("where", (_named(fits, "fits"), point, other), {}, self.dtype, ())
-        )
+        if fits is None:
+            return point
+        return g.make("where", (_named(fits, "fits"), point, other), {}, self.dtype, ())
 
     def _later(self, one: Condition, start: Node) -> Node:
         """The first step from `start` on in which a condition holds that holds from some on."""
@@ -173,10 +169,19 @@ class _Points:
         args = self._natural(total, wide), self._number(each, False)
         count = self.g.make("floordiv", args, {}, "int64" if wide else "int32", ())
         point = self._at(_named(count, "inside") if wide else count)
-        known = self.before & {self.steps.hi}  # what this is computed of it has to know itself
+        narrow = self.none is self.steps.lo and self.steps.is_narrow(self.steps.lo)
+        known = self.before & {self.steps.hi} if narrow else frozenset[Node]()
         if not one.flags:
             self.before |= one.numbers | {self.steps.lo, self.steps.hi}
-        return self._known(one, known, self._cast(self.g.make("minimum", (point, end))), self.steps.lo)
+        return self._known(one, known, self._cast(self.g.make("minimum", (point, end))), self.none)
+
+    @property
+    def none(self) -> Node:
+        """An end of whole steps of which there are none: not behind that of a loop without steps, from which
+        masked ones would be walked to a later start."""
+        if not any(one.sign < 0 for one in self.found.conditions):
+            return self.steps.lo
+        return self.g.make("minimum", (self.steps.lo, self.steps.hi))
 
     def _inside(self, one: Condition) -> Node:
         """A condition that is the same in all steps."""
