@@ -89,6 +89,7 @@ class Kernel:
 
     g: Graph = field(default_factory=Graph)
     inputs: dict[str, Node] = field(default_factory=dict)
+    sides: dict[Node, bool] = field(default_factory=dict)  # of comparisons, with which answer of the flag
 
     def size(self, name: str) -> Node:
         node = self.g.intern("constexpr", (), {"name": name, "value": 16}, "int32", ())
@@ -205,8 +206,29 @@ def depth(k: Kernel) -> tuple[For, list[Node]]:
     return k.loop(g.const(0), k.number("count"), g.const(1), masks), asked
 
 
-LOOPS = {f.__name__: f for f in (causal_rows, causal_columns, window, table, depth)}
+def flagged(k: Kernel) -> tuple[For, list[Node]]:
+    """Rows up to the diagonal with a flag, and columns from so far behind on without it."""
+    g, m, n = k.g, k.size("M"), k.size("N")
+    rows = g.add(g.mul(k.pid(), m), k.lanes(m, 0))
+    flag = k.inputs["flag"] = g.intern("constexpr", (), {"name": "FLAG", "value": True}, "int1", ())
+    asked: list[Node] = []
+
+    def masks(i: Node) -> list[Node]:
+        cols = g.add(i, k.lanes(n, 1))
+        stmt = g.fork(flag, True)
+        with g.at(stmt.then):
+            asked.append(g.compare("<=", cols, rows))
+        with g.at(stmt.other):
+            asked.append(g.compare(">", cols, g.sub(rows, k.number("shift"))))
+        k.sides = {asked[0]: True, asked[1]: False}
+        return [g.merged(stmt, asked[0], asked[1], asked[0], g.here)]
+
+    return k.loop(g.const(0), k.number("length"), n, masks), asked
+
+
+LOOPS = {f.__name__: f for f in (causal_rows, causal_columns, window, table, depth, flagged)}
 SMALL = {
+    "flag": (True, False),
     "pid": range(5),
     "length": range(-2, 40),
     "shift": range(-9, 30),
@@ -244,6 +266,7 @@ def checked(k: Kernel, loop: For, asked: list[Node], values: dict[str, int], exa
     machine = Machine(given)
     lo, hi, step = (machine.of(node).value for node in loop.region.bounds)
     bits = max(machine.of(node).bits or 32 for node in loop.region.bounds)
+    asked = [one for one in asked if k.sides.get(one) in (None, values.get("flag"))]
     every, done, whole = range(lo, hi, step), 0, 0
     for start, end, masked in loop.split.parts:
         walked = range(machine.of(start).value, machine.of(end).value, step)
@@ -279,9 +302,120 @@ def test_numbers_at_the_ends_of_their_types__never_make_a_step_whole_that_is_not
     chance, whole = random.Random(name), 0
     for _ in range(3000):
         values = {n: chance.choice((1, 16, 128)) if n in "MN" else chance.choice(WIDE) for n in k.inputs}
+        values["flag"] = chance.choice((True, False))
         values["pid"] = chance.choice([n for n in FAR if n >= 0])
         if "count" in values:
             values["count"] = min(abs(values["count"]), END - 1)
         values = {n: v for n, v in values.items() if n in k.inputs}
         whole += checked(k, loop, asked, values, exact=False)
     assert whole
+
+
+def found_in(change=None, name: str = "causal_rows") -> list[whole_steps.Found]:
+    """Of a loop that is changed."""
+    k = Kernel()
+    loop, _ = LOOPS[name](k)
+    if change is not None:
+        change(k, loop)
+    return whole_steps.find(k.g, k.effects)
+
+
+def backwards(k: Kernel, loop: For) -> None:
+    loop.order = "reverse"
+
+
+def taped(k: Kernel, loop: For) -> None:
+    loop.tape = [TapeStore("t", k.g.const(0), loop.carries[0].phi, loop.region)]
+
+
+def read_back(k: Kernel, loop: For) -> None:
+    loop.provides = {loop.carries[0].phi: k.g.zeros(loop.carries[0].phi.shape, "float32")}
+
+
+def until(k: Kernel, loop: For) -> None:
+    loop.cond = k.g.const(True)
+
+
+def unrolled(k: Kernel, loop: For) -> None:
+    loop.region.call = "tl.static_range"
+
+
+def by_any_number(k: Kernel, loop: For) -> None:
+    lo, hi, _ = loop.region.bounds  # type: ignore[misc]
+    loop.region.bounds = (lo, hi, k.number("stride"))
+
+
+def from_a_carry(k: Kernel, loop: For) -> None:
+    _, hi, step = loop.region.bounds  # type: ignore[misc]
+    loop.region.bounds = (k.g.fresh("phi", {}, "int32", (), k.g.top), hi, step)
+
+
+def without_products(k: Kernel, loop: For) -> None:
+    loop.carries[0].next = loop.carries[0].phi
+
+
+STAYS = (backwards, taped, read_back, until, unrolled, by_any_number, from_a_carry, without_products)
+
+
+@pytest.mark.parametrize("change", STAYS)
+def test_loop__stays(change) -> None:
+    assert found_in() and not found_in(change)
+
+
+def compared(*masks) -> list[whole_steps.Found]:
+    """What is found where a step asks comparisons of its columns in the rows of a program."""
+    k = Kernel()
+    g, m, n = k.g, k.size("M"), k.size("N")
+    rows = g.add(g.mul(k.pid(), m), k.lanes(m, 0))
+
+    def every(i: Node) -> list[Node]:
+        return [mask(k, rows, g.add(i, k.lanes(n, 1))) for mask in masks]
+
+    k.loop(g.const(0), k.number("length"), n, every)
+    return whole_steps.find(g, k.effects)
+
+
+def inside(k: Kernel, rows: Node, cols: Node) -> Node:
+    return k.g.compare("<", cols, k.number("length"))
+
+
+def with_a_load(k: Kernel, rows: Node, cols: Node) -> Node:
+    return k.g.compare("<", cols, k.g.fresh("load", {}, "int32", rows.shape, k.g.here))
+
+
+def equal(k: Kernel, rows: Node, cols: Node) -> Node:
+    return k.g.compare("==", cols, rows)
+
+
+def same_in_all_programs(k: Kernel, rows: Node, cols: Node) -> Node:
+    return k.g.compare("<", k.lanes(k.size("N"), 1), k.number("width"))
+
+
+def in_a_branch(k: Kernel, rows: Node, cols: Node) -> Node:
+    g = k.g
+    stmt = g.fork(g.compare("<", k.number("width"), k.number("length")), False)
+    with g.at(stmt.then):
+        one = g.compare("<=", cols, rows)
+    with g.at(stmt.other):
+        other = g.compare("!=", cols, rows)
+    return g.merged(stmt, one, other, one, g.here)
+
+
+@pytest.mark.parametrize("mask", [with_a_load, equal, same_in_all_programs, in_a_branch])
+def test_comparison__is_asked_in_all_steps(mask) -> None:
+    assert not compared(mask)
+    (found,) = compared(inside, mask)
+    assert [one.attrs["cmp"] for one in found.answered] == ["<"] and len(found.conditions) == 1
+
+
+def test_index_that_may_wrap__is_asked_whether_it_does() -> None:
+    """Rows that begin anywhere may end behind the last number, those at multiples of their number do not."""
+
+    def shifted(k: Kernel, rows: Node, cols: Node) -> Node:
+        return k.g.compare("<=", cols, k.g.add(rows, k.number("shift")))
+
+    def diagonal(k: Kernel, rows: Node, cols: Node) -> Node:
+        return k.g.compare("<=", cols, rows)
+
+    assert len(compared(shifted)[0].conditions) == 2
+    assert len(compared(diagonal)[0].conditions) == 1
