@@ -226,7 +226,20 @@ def flagged(k: Kernel) -> tuple[For, list[Node]]:
     return k.loop(g.const(0), k.number("length"), n, masks), asked
 
 
-LOOPS = {f.__name__: f for f in (causal_rows, causal_columns, window, table, depth, flagged)}
+def anywhere(k: Kernel) -> tuple[For, list[Node]]:
+    """Rows that begin at any number."""
+    g, m, n = k.g, k.size("M"), k.size("N")
+    rows = g.add(k.number("first"), k.lanes(m, 0))
+    asked: list[Node] = []
+
+    def masks(i: Node) -> list[Node]:
+        asked.append(g.compare("<=", g.add(i, k.lanes(n, 1)), rows))
+        return asked
+
+    return k.loop(g.const(0), k.number("length"), n, masks), asked
+
+
+LOOPS = {f.__name__: f for f in (causal_rows, causal_columns, window, table, depth, flagged, anywhere)}
 SMALL = {
     "flag": (True, False),
     "pid": range(5),
