@@ -7,24 +7,29 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from .ir.refusal import Refusal
-from .plans import BROKEN, Scheduled, keeps_matrices, planned
+from .plans import BROKEN, Scheduled, keeps_matrices, planned, splittable
 from .read import block_sizes
 from .schedule import (
     exact_products,
     own_blocks,
     own_tiles,
     saved_tiles,
+    split_loops,
     step_matrices,
     step_tiles,
     tuning,
     turned_tiles,
+    whole_steps,
 )
 
 if TYPE_CHECKING:
+    from ..launches import Launch
+    from .ir.nodes import Node
     from .pipeline import Draft
     from .read.trace import Site
 
 RUNS = (512, 2048)  # programs that walk the entries of a table, in all
+PLACES = (0.25, 0.5, 0.75)  # in a grid, of programs that stand for others
 TABLE = 3  # tiles that are offered beside rows of a table
 STAGES = 3  # of tiles that are formed transposed: operands of a product are all that is loaded ahead
 
@@ -78,6 +83,34 @@ def _staged(site: Site, config: dict[str, Any]) -> dict[str, Any]:
     rows, columns = ({**given, **config}[name] for name in (own.rows, own.columns))
     held = 2 * (STAGES * max(rows, columns) + min(rows, columns)) * own.width * own.bytes
     return {"num_stages": STAGES} if held <= own_blocks.SHARED else {}
+
+
+def offer_unmasked(draft: Draft, plan: Scheduled) -> None:
+    """Loops of products that walk whole tiles without masks, where a known launch has programs with some:
+    behind all that says which kernels there are and how wide their blocks, which a variant has beside it."""
+    site, graph = plan.site, plan.reverse.kernel.graph
+    if draft.asked.unmasked:
+        return
+    found = [(grid, one) for effects, grid in splittable(plan) for one in whole_steps.find(graph, effects)]
+    launches = [site.launch, *site.others()] if found else []
+    if any(_has_whole_steps(plan, launch, grid, one) for launch in launches for grid, one in found):
+        tuning.offer(draft.configs, {"unmasked": 1}, early=False)
+
+
+def _has_whole_steps(
+    plan: Scheduled, launch: Launch, grid: list[Node] | None, one: whole_steps.Found
+) -> bool:
+    """Whether that is worth it in a loop of a kernel with this grid, or with the forward's."""
+    graph = plan.reverse.kernel.graph
+    known = graph.example_of(launch.args, launch.grid)
+    known |= {graph.param(f"grid_{axis}").id: count for axis, count in enumerate(launch.grid)}
+    values = split_loops.Values(known)
+    counts = launch.grid if grid is None else [values.of(count) for count in grid]
+    for place in PLACES:
+        pids = {graph.pid(axis).id: int((count or 1) * place) for axis, count in enumerate(counts)}
+        if split_loops.is_worth(one, known | pids):
+            return True
+    return False
 
 
 def offer_constants(draft: Draft) -> None:

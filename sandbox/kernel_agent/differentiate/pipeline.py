@@ -23,7 +23,7 @@ from .ir.nodes import GradWrite
 from .ir.refusal import Refusal
 from .ir.report import LineReport, Why
 from .ir.values import is_static
-from .offers import offer, offer_constants, offer_scans, offer_whole
+from .offers import offer, offer_constants, offer_scans, offer_unmasked, offer_whole
 from .plans import (
     BROKEN,
     Asked,
@@ -35,6 +35,7 @@ from .plans import (
     leaves,
     of_rows,
     planned,
+    split_steps,
     sums,
     turn_tiles,
 )
@@ -59,7 +60,7 @@ from .schedule.decisions import advise, header
 from .schedule.gradient_writes import SKIPPED
 from .schedule.owner import OwnerKernel
 from .schedule.scattered import Scattered
-from .write import constants, saving_copy, whole_blocks
+from .write import constants, saving_copy, step_functions, whole_blocks
 from .write.demand import effects_of
 from .write.emit import Emitted, Emitter
 from .write.helpers import OWN, PARTS, PASSED, TABLES, UNSAVED, UNTRACED, host_helpers, scan_helpers
@@ -95,7 +96,7 @@ SCHEDULES = ("owner", "partials", "atomic")
 # Of a configuration, what asks the passes for something, by yes or no.
 KEYS = (
     "apart", "operands", "outputs", "saved", "exact", "walks", "disjoint", "constants", "matrix", "tf32x3",
-    "whole", "turned", "logsumexp",
+    "whole", "turned", "logsumexp", "unmasked",
 )  # fmt: skip
 
 
@@ -426,6 +427,8 @@ def _launch(fwd: Forward, site: trace.Site, kernels: dict[str, str], draft: Draf
         turn_tiles(plan)
     for plan in leaves(best) if asked.tf32x3 else ():
         exact_products.use(plan.effects, plan.reverse.report)
+    for plan in leaves(best) if asked.unmasked else ():
+        split_steps(plan)
     if asked.operands:
         text.tiles.backward = [effect for plan in leaves(best) for effect in plan.effects]
     parts = _parts(best, lambda plan: _part(fwd, plan, text, kernels, draft))
@@ -494,6 +497,8 @@ def _printer(plan: Scheduled, kernels: dict[str, str], draft: Draft) -> Callable
         found = blocks.of(effects) if tiles is None else []
         asked = found if draft.asked.whole else []
         emitter = whole_blocks.Whole(*given, asked, taken) if asked else Emitter(*given)
+        if step_functions.has_split(effects):
+            emitter = step_functions.Stepped(*given, {*taken, *kernels})
         emitted = emitter.emit(effects, notes, tiles)
         kernels[name] = emitted.text
         if not draft.asked.constants and small.used(emitter.demand):
@@ -573,6 +578,7 @@ def _part(fwd: Forward, plan: Scheduled, text: FunctionText, kernels: dict[str, 
         note = "what is added to gradients that the kernels above have stored"
         part.steps.append(Step(emit(f"{owner.name}_after", plan.after, [note]), "grid"))
     offer_scans(draft, plan)
+    offer_unmasked(draft, plan)
     check_inplace(plan)
     part.written, part.copies = _written(plan, text), copies
     return part

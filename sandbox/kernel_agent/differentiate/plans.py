@@ -29,6 +29,7 @@ from .schedule import (
     saved_tiles,
     second_launch,
     shared_loops,
+    split_loops,
     step_matrices,
     step_rows,
     swapped_lanes,
@@ -36,6 +37,7 @@ from .schedule import (
     tuning,
     turned_tiles,
     whole_rows,
+    whole_steps,
 )
 from .schedule.decisions import Totals
 from .schedule.nests import NotOwned
@@ -75,6 +77,7 @@ class Asked:
     whole: bool = False  # blocks that lie wholly inside go without masks
     logsumexp: bool = False  # exponents of a row hold its factor
     turned: bool = False  # owner kernels form the tiles transposed that their products take so
+    unmasked: bool = False  # steps of products whose tiles lie wholly inside go without masks
     longest: Mapping[int, int] = field(default_factory=dict, compare=False)  # whole_rows.longest()
     rows: bool = True  # what steps add to rows of a gradient is a product behind their loop
 
@@ -203,6 +206,24 @@ def turn_tiles(plan: Scheduled) -> None:
             made.effects = found
             reason = "formed transposed: products take it out of registers"
             plan.reverse.say(None, "tile", "none", reason)
+
+
+def split_steps(plan: Scheduled) -> None:
+    """Have loops of products walk the steps without masks whose tiles lie wholly inside."""
+    kernel = plan.reverse.kernel
+    found = [one for effects, _ in splittable(plan) for one in whole_steps.find(kernel.graph, effects)]
+    for one in {one.steps.loop: one for one in found}.values():
+        split_loops.split(kernel, one)
+    if found:
+        plan.reverse.say(None, "loop", "none", split_loops.REASON)
+
+
+def splittable(plan: Scheduled) -> list[tuple[list, list[Node] | None]]:
+    """The effects of kernels whose loops may be split, not of one whose loop is walked in another way; each
+    with its grid, if that is not the forward's."""
+    main = [effect for effect in plan.reverse.effects if effects_of(effect)]
+    walked = plan.fused is not None or plan.shared is not None or plan.taped.buffers
+    return [*([] if walked else [(main, None)]), *((made.effects, made.grid) for made in plan.owner.kernels)]
 
 
 def _owner(reverse: Reverse, axes: list[int], name: str, site: trace.Site, asked: Asked) -> Owner:

@@ -187,6 +187,7 @@ class For:
     tape: list[TapeStore] = field(default_factory=list)
     outs: dict[int, Node] = field(default_factory=dict)
     waits: bool = False  # for what a loop above it has stored
+    split: Any = None  # schedule.split_loops.Split: by which ranges it is walked
 
 
 @dataclass(eq=False)
@@ -253,6 +254,7 @@ def operands(item: Any) -> list:
         taped = [item.source] if item.source is not None and item.source.tape else []
         parts = [*(item.region.bounds or ()), item.cond, *carries, *item.effects]
         parts += [*item.provides.values(), *item.tape, *taped]
+        parts += [] if item.split is None else item.split.points
     elif isinstance(item, If):
         parts = [item.cond, *item.then_effects, *item.other_effects]
     elif isinstance(item, TapeStore):

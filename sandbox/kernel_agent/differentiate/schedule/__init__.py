@@ -34,6 +34,8 @@ is left.
     exact_products   those of float32, as three in TF32 each
     block_axes       names for a block's uses, where it is that of several axes
     own_lanes        the same for blocks of lanes that have nothing to do with each other
+    whole_steps      in which steps of a loop all lanes of a tile lie inside
+    split_loops      loops of products that walk those without masks
     handed_on        gradients that are another tensor: nobody writes them
     scattered        sums at few places are cleared and rounded alone
     runs             sums for what a table tells, of entries that name the same

@@ -4,6 +4,7 @@ In: the effects of a backward with their schedule, and the launch they belong to
 
     demand        what has to be computed, how often it is used, and where
     emit          one kernel
+    step_functions  a kernel whose loops walk some steps without masks, and the bodies as functions
     section       the Functions and the stub around the kernels
     chosen_tiles  which tiles those have in a call
     steps         what the host does for each launch of a kernel

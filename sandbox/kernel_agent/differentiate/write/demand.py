@@ -58,7 +58,7 @@ class Demand:
         self.need[loop] = set()
         for k, carry in enumerate(loop.carries):
             self.owner.setdefault(carry.phi, []).append((loop, k))
-        for node in (*(loop.region.bounds or ()), loop.cond, *loop.provides.values()):
+        for node in (*(loop.region.bounds or ()), loop.cond, *loop.provides.values(), *points(loop)):
             self.use(node)
         for store in loop.tape:
             self.effect(store)
@@ -89,6 +89,11 @@ class Demand:
                 self.effect(inner)
 
 
+def points(loop: For) -> list[Node]:
+    """The ends of the ranges by which a loop is walked, if it has more than one."""
+    return [] if loop.split is None else loop.split.points
+
+
 def places(demand: Demand, effects: list, top: Region) -> dict[object, Region]:
     """Where each demanded value and loop is computed."""
     used: dict[object, Region] = {effect: top for effect in effects if effects_of(effect)}
@@ -117,7 +122,7 @@ def _parts(demand: Demand, item: object, here: Region) -> list[tuple[object, Reg
             return [(stmt.cond, here), *((n, r) for n, r in either if n is not None)]
         return [(n, here) for n in (*item.args, *item.shape)]
     if isinstance(item, For):
-        parts: list[tuple[object, Region]] = [(n, here) for n in item.region.bounds or ()]
+        parts: list[tuple[object, Region]] = [(n, here) for n in (*(item.region.bounds or ()), *points(item))]
         for k in demand.need.get(item, ()):
             parts += [(item.carries[k].init, here), (item.carries[k].next, item.region)]
         inside = [*filter(effects_of, item.effects), *item.tape, *item.provides.values(), item.cond]

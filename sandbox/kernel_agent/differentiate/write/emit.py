@@ -354,12 +354,16 @@ class Emitter:
         lines, barrier = outer.lines[section], f"{self.tl}.debug_barrier()"
         if loop.waits or loop.tape and outer.parent is not None:
             lines.append(barrier)
-        lines += [*inits, head, *indented(inner.text() or ["pass"])]
+        lines += [*inits, *self.walked(loop, head, inner, [names[carry.phi] for carry in carries])]
         if loop.tape:
             lines.append(barrier)
         for k in need:
             if k in loop.outs:
                 outer.names[loop.outs[k]] = (names[loop.carries[k].phi], section)
+
+    def walked(self, loop: For, head: str, inner: Scope, carries: list[str]) -> list[str]:
+        """The lines of a loop with this head and what its scope holds, which assigns these carries."""
+        return [head, *indented(inner.text() or ["pass"])]
 
     def initial(self, carry: Carry, unrolled: bool = False) -> tuple[str, int]:
         text, section = self.expr(carry.init)
