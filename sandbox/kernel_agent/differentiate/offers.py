@@ -63,9 +63,9 @@ def _offer_turned(draft: Draft, plan: Scheduled) -> None:
             least = min(wide, key=_size)
             tuning.offer_behind(draft.configs, least, {"turned": 1, **_staged(plan.site, least)})
         if given >= turned_tiles.ROWS or not wide:
-            tuning.offer_after(draft.configs, "turned", {"turned": 1, **_staged(plan.site, {})})
+            tuning.offer_after(draft.configs, {"turned"}, {"turned": 1, **_staged(plan.site, {})})
     if plan.could_fold:
-        tuning.offer_after(draft.configs, "turned", {"logsumexp": 1})
+        tuning.offer_after(draft.configs, {"turned"}, {"logsumexp": 1})
 
 
 def _size(config: dict[str, Any]) -> int:
@@ -87,14 +87,15 @@ def _staged(site: Site, config: dict[str, Any]) -> dict[str, Any]:
 
 def offer_unmasked(draft: Draft, plan: Scheduled) -> None:
     """Loops of products that walk whole tiles without masks, where a known launch has programs with some:
-    behind all that says which kernels there are and how wide their blocks, which a variant has beside it."""
+    behind what else is done for each score, or all that says which kernels there are and how wide their
+    blocks, which a variant has beside it."""
     site, graph = plan.site, plan.reverse.kernel.graph
     if draft.asked.unmasked:
         return
     found = [(grid, one) for effects, grid in splittable(plan) for one in whole_steps.find(graph, effects)]
     launches = [site.launch, *site.others()] if found else []
     if any(_has_whole_steps(plan, launch, grid, one) for launch in launches for grid, one in found):
-        tuning.offer(draft.configs, {"unmasked": 1}, early=False)
+        tuning.offer_after(draft.configs, {"turned", "logsumexp"}, {"unmasked": 1})
 
 
 def _has_whole_steps(

@@ -91,10 +91,11 @@ def offer_behind(configs: list[dict[str, Any]], base: dict[str, Any], more: dict
     del configs[MOST:]
 
 
-def offer_after(configs: list[dict[str, Any]], name: str, config: dict[str, Any]) -> None:
-    """Put a configuration behind the last that asks for something, or before those of warps and stages."""
-    asking = [at for at, one in enumerate(configs) if one.get(name)]
-    if asking:
+def offer_after(configs: list[dict[str, Any]], names: set[str], config: dict[str, Any]) -> None:
+    """Put a configuration, once, behind the last that asks for one of these, or before those of warps and
+    stages."""
+    asking = [at for at, one in enumerate(configs) if names & one.keys()]
+    if asking and config not in configs:
         configs.insert(asking[-1] + 1, config)
         del configs[MOST:]
     else:
