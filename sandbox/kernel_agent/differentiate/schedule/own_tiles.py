@@ -55,8 +55,9 @@ OFFERED = {
 # For a kernel of a gradient's own, with blocks of its own: a wide axis that it owns, another axis that it
 # owns, and what it sums over. The gradients of both factors sum over different axes, so that no sizes for both
 # of them are wide for each. A product has wide rows of what lies along them in memory for its right operand,
-# else wide columns; with halves, 4096 each way and three stages an H200 took 0.231 and 0.244 ms for 256 rows
-# and for 256 columns of A B^T, 0.252 and 0.192 ms of A B, 0.216 and 0.183 ms of A^T B.
+# else wide columns: with halves, 4096 each way and three stages an H200 took 0.214 and 0.254 ms for 256 rows
+# and for 256 columns of A B^T, 0.232 and 0.210 ms of A B, 0.233 and 0.219 ms of A^T B
+# (bench/results/product-tiles-h200.json).
 APART = {2: (256, 128, 64), 4: (128, 128, 32)}
 
 
