@@ -124,7 +124,7 @@ class Kernel:
             carry = Carry(
                 phi, g.zeros(mask.shape, "float32"), g.add(phi, g.where(mask, product, g.number(0.0)))
             )
-        loop = For(region, g.top, [carry])
+        loop = For(region, g.here, [carry])
         self.effects = [TapeStore("t", g.const(0), loop_out(g, loop, 0), g.top)]
         return loop
 
@@ -239,7 +239,36 @@ def anywhere(k: Kernel) -> tuple[For, list[Node]]:
     return k.loop(g.const(0), k.number("length"), n, masks), asked
 
 
-LOOPS = {f.__name__: f for f in (causal_rows, causal_columns, window, table, depth, flagged, anywhere)}
+def two_starts(k: Kernel) -> tuple[For, list[Node]]:
+    """Columns behind either of two rows, from any first one on."""
+    g, m, n = k.g, k.size("M"), k.size("N")
+    asked: list[Node] = []
+
+    def masks(i: Node) -> list[Node]:
+        cols = g.add(i, k.lanes(n, 1))
+        asked.append(g.compare(">", cols, g.add(k.number("shift"), k.lanes(m, 0))))
+        asked.append(g.compare(">=", cols, g.add(g.mul(k.pid(), m), k.lanes(m, 0))))
+        return asked
+
+    return k.loop(k.number("first"), k.number("length"), n, masks), asked
+
+
+def below(k: Kernel) -> tuple[For, list[Node]]:
+    """Columns up to some row, from any first one on."""
+    g, m, n = k.g, k.size("M"), k.size("N")
+    asked: list[Node] = []
+
+    def masks(i: Node) -> list[Node]:
+        asked.append(g.compare("<=", g.add(i, k.lanes(n, 1)), g.add(k.number("shift"), k.lanes(m, 0))))
+        return asked
+
+    return k.loop(k.number("first"), k.number("length"), n, masks), asked
+
+
+LOOPS = {
+    f.__name__: f
+    for f in (causal_rows, causal_columns, window, table, depth, flagged, anywhere, two_starts, below)
+}
 SMALL = {
     "flag": (True, False),
     "pid": range(5),
@@ -322,6 +351,37 @@ def test_numbers_at_the_ends_of_their_types__never_make_a_step_whole_that_is_not
         values = {n: v for n, v in values.items() if n in k.inputs}
         whole += checked(k, loop, asked, values, exact=False)
     assert whole
+
+
+def test_numbers_far_from_each_other__do_not_wrap() -> None:
+    k, loop, asked = made("below")
+    values = {"M": 4, "N": 8, "first": -END, "length": -END + 100, "shift": END - 5}
+    assert checked(k, loop, asked, values, exact=True) == 13
+
+
+def test_of_loops_in_each_other__the_inner_one_is_split() -> None:
+    k = Kernel()
+    g, m, n, length = k.g, k.size("M"), k.size("N"), k.number("length")
+    region = g.loop_region(g.const(0), length, m, "range", None)
+    with g.at(region):
+        rows = g.add(region.iv, k.lanes(m, 0))
+        inner = k.loop(
+            g.const(0),
+            length,
+            n,
+            lambda i: [g.compare("<", rows, length), g.compare("<=", g.add(i, k.lanes(n, 1)), rows)],
+        )
+        out = loop_out(g, inner, 0)
+        phi = g.fresh("phi", {"name": "sum"}, "float32", out.shape, region)
+        chosen = g.where(g.compare("<", rows, length), out, g.number(0.0))
+        after = g.add(phi, chosen)
+    outer = For(region, g.top, [Carry(phi, g.zeros(out.shape, "float32"), after)])
+    effects = [TapeStore("t", g.const(0), loop_out(g, outer, 0), g.top)]
+    (found,) = whole_steps.find(g, effects)
+    assert found.steps.loop is inner
+    inner.order = "reverse"
+    (found,) = whole_steps.find(g, effects)
+    assert found.steps.loop is outer
 
 
 def found_in(change=None, name: str = "causal_rows") -> list[whole_steps.Found]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from .ir.refusal import Refusal
-from .plans import BROKEN, Scheduled, keeps_matrices, planned, splittable
+from .plans import BROKEN, Asked, Scheduled, keeps_matrices, planned, splittable
 from .read import block_sizes
 from .schedule import (
     exact_products,
@@ -71,7 +71,7 @@ def offer_unmasked(draft: Draft, plan: Scheduled) -> None:
     found = [(grid, one) for effects, grid in splittable(plan) for one in whole_steps.find(graph, effects)]
     launches = [site.launch, *site.others()] if found else []
     if any(_has_whole_steps(plan, launch, grid, one) for launch in launches for grid, one in found):
-        tuning.offer(draft.configs, {"unmasked": 1}, early=False)
+        tuning.offer_beside(draft.configs, {"unmasked": 1}, {one.name for one in fields(Asked)})
 
 
 def _has_whole_steps(

@@ -90,6 +90,19 @@ def offer_behind(configs: list[dict[str, Any]], base: dict[str, Any], more: dict
     del configs[MOST:]
 
 
+def offer_beside(configs: list[dict[str, Any]], config: dict[str, Any], asking: set[str]) -> None:
+    """Put a configuration before those of warps and stages alone, or a last one with a matrix; in place of
+    one that is too many, the last that has none of `asking`: what asks something of the passes is there once."""
+    plain = [at for at, one in enumerate(configs) if not one.keys() & asking]
+    if config in configs or (len(configs) >= MOST and not plain):
+        return
+    if len(configs) >= MOST:
+        del configs[plain[-1]]
+    last = len(configs) - ("matrix" in configs[-1] if len(configs) > 1 else 0)
+    at = next((at for at, one in enumerate(configs) if one.keys() <= LAUNCHED), last)
+    configs.insert(at, config)
+
+
 def offer_first(configs: list[dict[str, Any]], found: list[dict[str, Any]]) -> None:
     """Put configurations before all others, but for one that shares a loop out."""
     shared = [one for one in configs[:1] if one.keys() == {"shares"}]
