@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from kernel_agent.differentiate.ir.graph import Graph
-from kernel_agent.differentiate.ir.nodes import Carry, For, Node, TapeStore
+from kernel_agent.differentiate.ir.nodes import Carry, For, Node, TapeStore, nodes_in
 from kernel_agent.differentiate.ir.values import loop_out
 from kernel_agent.differentiate.schedule import split_loops, whole_steps
 
@@ -492,3 +492,24 @@ def test_index_that_may_wrap__is_asked_whether_it_does() -> None:
 
     assert len(compared(shifted)[0].conditions) == 2
     assert len(compared(diagonal)[0].conditions) == 1
+
+
+def test_mask_that_is_formed_outside_of_the_loop__is_formed_in_masked_steps() -> None:
+    k = Kernel()
+    g, m, n = k.g, k.size("M"), k.size("N")
+    rows = g.add(g.mul(k.pid(), m), k.lanes(m, 0))
+    there = g.both(g.compare("<", rows, k.number("length")), g.compare(">=", rows, k.number("first")))
+    loop = k.loop(
+        g.const(0),
+        k.number("length"),
+        n,
+        lambda i: [there, g.compare("<", g.add(i, k.lanes(n, 1)), k.number("length"))],
+    )
+    (found,) = whole_steps.find(g, k.effects)
+    assert len(found.answered) == 3 and there in nodes_in([loop])
+    split_loops.split(SimpleNamespace(graph=g, args={}, tl="tl"), found)  # type: ignore[arg-type]
+    used = set(nodes_in([loop.carries[0].next]))
+    assert there not in used
+    asked = [node for node in used if node.op == "select"]
+    assert {node.args[1] for node in asked} == set(found.answered)
+    assert all(node.args[0] is loop.split.flag and node.home is loop.region for node in asked)
