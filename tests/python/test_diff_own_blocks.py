@@ -73,7 +73,9 @@ def test_tuner__is_offered_blocks_before_warps() -> None:
     result = draft(ATTENTION, TRACED)
     assert offered(result)[0] == {"BLOCK_M": 64, "BLOCK_N": 64, "num_warps": 4}
     as_they_are = [config for config in offered(result) if "turned" not in config]
-    assert [config["BLOCK_M"] for config in as_they_are] == [64, 64, 128, 128, 64]
+    assert [config["BLOCK_M"] for config in as_they_are] == [64, 64, 128]
+    asked = [{"logsumexp": 1}, {"unmasked": 1}]  # in place of the others
+    assert [config for config in result["report"]["configs"] if config in asked] == asked
 
 
 LOADED = "k = tl.load(k_ptr + base + cols[:, None] * stride_n + offs_d[None, :]"

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from kernel_agent.differentiate.ir.graph import Graph
-from kernel_agent.differentiate.ir.nodes import Carry, For, Node, TapeStore
+from kernel_agent.differentiate.ir.nodes import Carry, For, Node, TapeStore, nodes_in
 from kernel_agent.differentiate.ir.values import loop_out
 from kernel_agent.differentiate.schedule import split_loops, whole_steps
 
@@ -124,7 +124,7 @@ class Kernel:
             carry = Carry(
                 phi, g.zeros(mask.shape, "float32"), g.add(phi, g.where(mask, product, g.number(0.0)))
             )
-        loop = For(region, g.top, [carry])
+        loop = For(region, g.here, [carry])
         self.effects = [TapeStore("t", g.const(0), loop_out(g, loop, 0), g.top)]
         return loop
 
@@ -239,7 +239,36 @@ def anywhere(k: Kernel) -> tuple[For, list[Node]]:
     return k.loop(g.const(0), k.number("length"), n, masks), asked
 
 
-LOOPS = {f.__name__: f for f in (causal_rows, causal_columns, window, table, depth, flagged, anywhere)}
+def two_starts(k: Kernel) -> tuple[For, list[Node]]:
+    """Columns behind either of two rows, from any first one on."""
+    g, m, n = k.g, k.size("M"), k.size("N")
+    asked: list[Node] = []
+
+    def masks(i: Node) -> list[Node]:
+        cols = g.add(i, k.lanes(n, 1))
+        asked.append(g.compare(">", cols, g.add(k.number("shift"), k.lanes(m, 0))))
+        asked.append(g.compare(">=", cols, g.add(g.mul(k.pid(), m), k.lanes(m, 0))))
+        return asked
+
+    return k.loop(k.number("first"), k.number("length"), n, masks), asked
+
+
+def below(k: Kernel) -> tuple[For, list[Node]]:
+    """Columns up to some row, from any first one on."""
+    g, m, n = k.g, k.size("M"), k.size("N")
+    asked: list[Node] = []
+
+    def masks(i: Node) -> list[Node]:
+        asked.append(g.compare("<=", g.add(i, k.lanes(n, 1)), g.add(k.number("shift"), k.lanes(m, 0))))
+        return asked
+
+    return k.loop(k.number("first"), k.number("length"), n, masks), asked
+
+
+LOOPS = {
+    f.__name__: f
+    for f in (causal_rows, causal_columns, window, table, depth, flagged, anywhere, two_starts, below)
+}
 SMALL = {
     "flag": (True, False),
     "pid": range(5),
@@ -322,6 +351,37 @@ def test_numbers_at_the_ends_of_their_types__never_make_a_step_whole_that_is_not
         values = {n: v for n, v in values.items() if n in k.inputs}
         whole += checked(k, loop, asked, values, exact=False)
     assert whole
+
+
+def test_numbers_far_from_each_other__do_not_wrap() -> None:
+    k, loop, asked = made("below")
+    values = {"M": 4, "N": 8, "first": -END, "length": -END + 100, "shift": END - 5}
+    assert checked(k, loop, asked, values, exact=True) == 13
+
+
+def test_of_loops_in_each_other__the_inner_one_is_split() -> None:
+    k = Kernel()
+    g, m, n, length = k.g, k.size("M"), k.size("N"), k.number("length")
+    region = g.loop_region(g.const(0), length, m, "range", None)
+    with g.at(region):
+        rows = g.add(region.iv, k.lanes(m, 0))
+        inner = k.loop(
+            g.const(0),
+            length,
+            n,
+            lambda i: [g.compare("<", rows, length), g.compare("<=", g.add(i, k.lanes(n, 1)), rows)],
+        )
+        out = loop_out(g, inner, 0)
+        phi = g.fresh("phi", {"name": "sum"}, "float32", out.shape, region)
+        chosen = g.where(g.compare("<", rows, length), out, g.number(0.0))
+        after = g.add(phi, chosen)
+    outer = For(region, g.top, [Carry(phi, g.zeros(out.shape, "float32"), after)])
+    effects = [TapeStore("t", g.const(0), loop_out(g, outer, 0), g.top)]
+    (found,) = whole_steps.find(g, effects)
+    assert found.steps.loop is inner
+    inner.order = "reverse"
+    (found,) = whole_steps.find(g, effects)
+    assert found.steps.loop is outer
 
 
 def found_in(change=None, name: str = "causal_rows") -> list[whole_steps.Found]:
@@ -432,3 +492,24 @@ def test_index_that_may_wrap__is_asked_whether_it_does() -> None:
 
     assert len(compared(shifted)[0].conditions) == 2
     assert len(compared(diagonal)[0].conditions) == 1
+
+
+def test_mask_that_is_formed_outside_of_the_loop__is_formed_in_masked_steps() -> None:
+    k = Kernel()
+    g, m, n = k.g, k.size("M"), k.size("N")
+    rows = g.add(g.mul(k.pid(), m), k.lanes(m, 0))
+    there = g.both(g.compare("<", rows, k.number("length")), g.compare(">=", rows, k.number("first")))
+    loop = k.loop(
+        g.const(0),
+        k.number("length"),
+        n,
+        lambda i: [there, g.compare("<", g.add(i, k.lanes(n, 1)), k.number("length"))],
+    )
+    (found,) = whole_steps.find(g, k.effects)
+    assert len(found.answered) == 3 and there in nodes_in([loop])
+    split_loops.split(SimpleNamespace(graph=g, args={}, tl="tl"), found)  # type: ignore[arg-type]
+    used = set(nodes_in([loop.carries[0].next]))
+    assert there not in used
+    asked = [node for node in used if node.op == "select"]
+    assert {node.args[1] for node in asked} == set(found.answered)
+    assert all(node.args[0] is loop.split.flag and node.home is loop.region for node in asked)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from .ir.refusal import Refusal
-from .plans import BROKEN, Scheduled, keeps_matrices, planned, splittable
+from .plans import BROKEN, Asked, Scheduled, keeps_matrices, planned, splittable
 from .read import block_sizes
 from .schedule import (
     exact_products,
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 RUNS = (512, 2048)  # programs that walk the entries of a table, in all
 PLACES = (0.25, 0.5, 0.75)  # in a grid, of programs that stand for others
+ASKING = {one.name for one in fields(Asked)}  # what a configuration asks of the passes
 TABLE = 3  # tiles that are offered beside rows of a table
 STAGES = 3  # of tiles that are formed transposed: operands of a product are all that is loaded ahead
 
@@ -63,9 +64,10 @@ def _offer_turned(draft: Draft, plan: Scheduled) -> None:
             least = min(wide, key=_size)
             tuning.offer_behind(draft.configs, least, {"turned": 1, **_staged(plan.site, least)})
         if given >= turned_tiles.ROWS or not wide:
-            tuning.offer_after(draft.configs, {"turned"}, {"turned": 1, **_staged(plan.site, {})})
+            alone = {"turned": 1, **_staged(plan.site, {})}
+            tuning.offer_beside(draft.configs, alone, ASKING, {"turned"})
     if plan.could_fold:
-        tuning.offer_after(draft.configs, {"turned"}, {"logsumexp": 1})
+        tuning.offer_beside(draft.configs, {"logsumexp": 1}, ASKING, {"turned"})
 
 
 def _size(config: dict[str, Any]) -> int:
@@ -95,7 +97,7 @@ def offer_unmasked(draft: Draft, plan: Scheduled) -> None:
     found = [(grid, one) for effects, grid in splittable(plan) for one in whole_steps.find(graph, effects)]
     launches = [site.launch, *site.others()] if found else []
     if any(_has_whole_steps(plan, launch, grid, one) for launch in launches for grid, one in found):
-        tuning.offer_after(draft.configs, {"turned", "logsumexp"}, {"unmasked": 1})
+        tuning.offer_beside(draft.configs, {"unmasked": 1}, ASKING, {"turned", "logsumexp"})
 
 
 def _has_whole_steps(

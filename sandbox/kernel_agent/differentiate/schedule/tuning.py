@@ -74,11 +74,10 @@ def one_warp(reverse: Reverse, site: Site) -> list[dict[str, Any]]:
 
 
 def offer(configs: list[dict[str, Any]], config: dict[str, Any], early: bool = True) -> None:
-    """Put a configuration behind one that it extends, by more than warps and stages, once; else before all
-    others but those with tiles of each kernel's own, or (not `early`) before those of warps and stages."""
+    """Put a configuration behind one that it extends, once; else before all others but those with tiles of
+    each kernel's own, or (not `early`) before those of warps and stages alone."""
     if config not in configs:
-        more = (one.items() < config.items() and not one.keys() <= LAUNCHED for one in configs)
-        extended = [at for at, extends in enumerate(more) if extends]
+        extended = [at for at, one in enumerate(configs) if one.items() < config.items()]
         before = sum(bool(one.get("apart")) if early else not one.keys() <= LAUNCHED for one in configs)
         configs.insert(extended[0] + 1 if extended else min(before, MOST - 1), config)
         del configs[MOST:]
@@ -91,15 +90,21 @@ def offer_behind(configs: list[dict[str, Any]], base: dict[str, Any], more: dict
     del configs[MOST:]
 
 
-def offer_after(configs: list[dict[str, Any]], names: set[str], config: dict[str, Any]) -> None:
-    """Put a configuration, once, behind the last that asks for one of these, or before those of warps and
-    stages."""
-    asking = [at for at, one in enumerate(configs) if names & one.keys()]
-    if asking and config not in configs:
-        configs.insert(asking[-1] + 1, config)
-        del configs[MOST:]
-    else:
-        offer(configs, config, early=False)
+def offer_beside(
+    configs: list[dict[str, Any]], config: dict[str, Any], asking: set[str], behind: set[str]
+) -> None:
+    """Put a configuration behind the last that has one of `behind`; else before those of warps and stages
+    alone, or a last one with a matrix. In place of one that is too many, the last that has none of `asking`:
+    what asks something of the passes is there once."""
+    plain = [at for at, one in enumerate(configs) if not one.keys() & asking]
+    if config in configs or (len(configs) >= MOST and not plain):
+        return
+    if len(configs) >= MOST:
+        del configs[plain[-1]]
+    extended = [at for at, one in enumerate(configs) if one.keys() & behind]
+    last = len(configs) - ("matrix" in configs[-1] if len(configs) > 1 else 0)
+    before = next((at for at, one in enumerate(configs) if one.keys() <= LAUNCHED), last)
+    configs.insert(extended[-1] + 1 if extended else before, config)
 
 
 def offer_first(configs: list[dict[str, Any]], found: list[dict[str, Any]]) -> None:
