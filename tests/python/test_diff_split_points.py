@@ -1,4 +1,4 @@
-"""Where loops are split into steps that are masked and whole ones: against all lanes, in numbers that wrap."""
+"""Where loops are split into masked and whole steps: against all lanes, in numbers that wrap."""
 
 from __future__ import annotations
 

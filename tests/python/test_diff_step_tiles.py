@@ -183,7 +183,10 @@ def test_loop_around_it(changed, tmp_path: Path) -> None:
     """A program walks two sequences, one after the other."""
     text = SOURCE
     body = text[text.index(RANGE) : text.index("\n\n@autodiff")]
-    around = "    for r in range(2):\n        b = tl.program_id(1) * 2 + r\n        h = tl.zeros([BLOCK], dtype=tl.float32)\n"
+    around = (
+        "    for r in range(2):\n        b = tl.program_id(1) * 2 + r\n"
+        "        h = tl.zeros([BLOCK], dtype=tl.float32)\n"
+    )
     text = text.replace(body, around + "".join("    " + line for line in body.splitlines(True)))
     file = tmp_path / "around.py"
     file.write_text(text.replace("cdiv(D, 8), B)", "cdiv(D, 8), B // 2)"))
@@ -325,7 +328,16 @@ def compiled_ptx(file: Path, folder: Path, dims: dict, stub: str, **options) -> 
     return str(compiled.build(source)["asm"]["ptx"])
 
 
-@pytest.mark.parametrize("what", ["gates of data", "a block of two axes", "what is read out is summed over channels", "all add to one place", None])  # fmt: skip
+@pytest.mark.parametrize(
+    "what",
+    [
+        "gates of data",
+        "a block of two axes",
+        "what is read out is summed over channels",
+        "all add to one place",
+        None,
+    ],
+)
 def test_it_compiles(what: str | None, changed, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
     file = changed(*(RIGHT[what] if what else (RAW,)))

@@ -53,10 +53,10 @@ OFFERED = {
 
 
 # For a kernel of a gradient's own, with blocks of its own: a wide axis that it owns, another axis that it
-# owns, and what it sums over. The gradients of both factors sum over different axes, so that no sizes for both
-# of them are wide for each. A product has wide rows of what lies along them in memory for its right operand,
-# else wide columns: with halves, 4096 each way and three stages an H200 took 0.214 and 0.254 ms for 256 rows
-# and for 256 columns of A B^T, 0.232 and 0.210 ms of A B, 0.233 and 0.219 ms of A^T B
+# owns, and what it sums over. The gradients of both factors sum over different axes, so that no sizes for
+# both of them are wide for each. A product has wide rows of what lies along them in memory for its right
+# operand, else wide columns: with halves, 4096 each way and three stages an H200 took 0.214 and 0.254 ms
+# for 256 rows and for 256 columns of A B^T, 0.232 and 0.210 ms of A B, 0.233 and 0.219 ms of A^T B
 # (bench/results/product-tiles-h200.json).
 APART = {2: (256, 128, 64), 4: (128, 128, 32)}
 
@@ -371,7 +371,8 @@ def _widest(effects: list[Any], g: Graph) -> set[str]:
 
 
 def _step(affine: Affine, offset: Node, axis: int) -> int | None:
-    """How far apart neighbours along an axis of a block are in the traced call; None where that is unknown."""
+    """How far apart neighbours along an axis of a block are in the traced call; None where that is
+    unknown."""
     form = nonzero(affine.terms(offset, (0, 1)))
     along = [
         one

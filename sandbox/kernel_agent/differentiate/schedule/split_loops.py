@@ -11,8 +11,8 @@ the comparisons are true, and what only asks them is gone: by hand that took an 
 of the kernels of its backward on an H200. The steps and their order stay, so that each sum is the same.
 
 Which steps those are says `whole_steps`: those from the last of the steps that fail a condition that holds
-from some on, to the first that fails one that holds up to some. Both are counted from the loop's first step by
-divisions of what is not negative, as these round to zero in one place and down in another.
+from some on, to the first that fails one that holds up to some. Both are counted from the loop's first step
+by divisions of what is not negative, as these round to zero in one place and down in another.
 """
 
 from __future__ import annotations

@@ -7,17 +7,17 @@
         d_a += d_h_2 * before                      d_a += tl.sum(where(inside, d_h_2 * before, 0), 0)
         d_h = d_h_2 * a                            d_h = the last row of d_h_2 * a
 
-Each step waits for its loads, so that a GPU does little but wait. What steps compute for themselves is computed
-for all of a tile at once, as values with a leading axis (`lifted_steps`). What they carry on is found by a scan
-where it is linear, c' = f c + g, with f and g free of what the loop carries, and by a sum over the tile where
-steps only add to it (`linear_carries`). Row i of a tile is step T - 1 - (first + i): rows follow each other as
-the steps of the loop do, and rows beyond its end come last, so that no other depends on them. Those load and
-store nothing, and are left out of sums.
+Each step waits for its loads, so that a GPU does little but wait. What steps compute for themselves is
+computed for all of a tile at once, as values with a leading axis (`lifted_steps`). What they carry on is
+found by a scan where it is linear, c' = f c + g, with f and g free of what the loop carries, and by a sum
+over the tile where steps only add to it (`linear_carries`). Row i of a tile is step T - 1 - (first + i):
+rows follow each other as the steps of the loop do, and rows beyond its end come last, so that no other
+depends on them. Those load and store nothing, and are left out of sums.
 
-The scan is of the first value s = c + u that takes the carry: s[i] = f[i - 1] s[i - 1] + (g[i - 1] + u[i]), with
-f and g of the step before loaded again where they vary. It multiplies factors with each other first. Where they
-are not known to be 1 at most, such a product may have no float32 although each step's result has one:
-`linear_steps` (`write/helpers.py`) asks each tile, and takes one step after the other if so.
+The scan is of the first value s = c + u that takes the carry: s[i] = f[i - 1] s[i - 1] + (g[i - 1] + u[i]),
+with f and g of the step before loaded again where they vary. It multiplies factors with each other first.
+Where they are not known to be 1 at most, such a product may have no float32 although each step's result has
+one: `linear_steps` (`write/helpers.py`) asks each tile, and takes one step after the other if so.
 """
 
 from __future__ import annotations

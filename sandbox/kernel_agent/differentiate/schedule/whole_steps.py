@@ -5,7 +5,8 @@ condition `base + steps * i <= 0` of the loop's variable i, which holds up to so
 steps between, all such comparisons are true.
 
 What the conditions are made of has 32 bits, or that is asked too, and they are computed so that nothing
-wraps. An index that is compared may wrap where they do not: that it does not is proven, or one more condition.
+wraps. An index that is compared may wrap where they do not: that it does not is proven, or one more
+condition.
 """
 
 from __future__ import annotations
@@ -297,7 +298,8 @@ class Steps:
     # what does not wrap
 
     def is_narrow(self, node: Node) -> bool:
-        """Whether a number has 32 bits in every call: a parameter, or an element of a table, may have more."""
+        """Whether a number has 32 bits in every call: a parameter, or an element of a table, may have
+        more."""
         if node in self.sizes or node.op in ("const", "pid", "npid") or _counts_programs(node):
             return True
         if node.dtype != "int32":
