@@ -25,6 +25,8 @@ is left.
     step_rows        what steps of a loop add to rows of a gradient is a product behind it
     sunk_sums        what is linear in a product of each step, done to their sum behind the loop
     row_factors      what products of blocks are multiplied with, row by row, behind them
+    row_exponents    the same in the exponents of a softmax's weights, as log-sum-exp
+    turned_tiles     tiles that products take transposed, formed so
     shared_loops     programs that would be few share a loop out
     second_launch    what is added to a gradient that is stored
     decisions        what the kernel says of all this, and what an expert would try
@@ -36,6 +38,9 @@ is left.
     own_lanes        the same for blocks of lanes that have nothing to do with each other
     whole_steps      in which steps of a loop all lanes of a tile lie inside
     split_loops      loops of products that walk those without masks
+    step_tiles       loops over single steps of a recurrence, in tiles of steps
+    linear_carries   what such a loop carries, as a factor and an addend, or a sum
+    lifted_steps     values and stores of a step, with a leading axis of steps
     handed_on        gradients that are another tensor: nobody writes them
     scattered        sums at few places are cleared and rounded alone
     runs             sums for what a table tells, of entries that name the same
