@@ -350,7 +350,8 @@ def apart(own: Grid | Queued, effects: list[Any], grid: list[Node], g: Graph) ->
     if len(own.sizes) not in (2, 3) or len(owned) != len(own.sizes) - 1 or len(owned & along) > 1:
         return own.sizes
     wide, other, summed = APART[_bytes(effects)]
-    widest = _widest(effects, g) or along
+    by_data = set() if isinstance(own, Grid) else {*list(own.sizes)[:2]} - along
+    widest = _widest(effects, g) & owned - by_data or along
     return {n: summed if n not in owned else wide if n in widest else other for n in own.sizes}
 
 
