@@ -65,7 +65,7 @@ def launch(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, tile: tuple[int, .
 
 
 def compile_part(part: int) -> None:
-    """Leave every so-manieth kernel in Triton's cache."""
+    """Leave the kernels of one process in Triton's cache."""
     cases = [(layout, tile) for layout in LAYOUTS for tile in TILES]
     for layout, tile in cases[part::PROCESSES]:
         a, b = operands(layout)
