@@ -11,7 +11,7 @@ from diff_support import ROOT, assert_right, draft, edits_of, pair_text
 from kernel_agent import compiled, draw, specialised
 from kernel_agent.differentiate.ir.graph import Graph
 from kernel_agent.differentiate.ir.nodes import Node
-from kernel_agent.differentiate.prove.magnitudes import at_most_one
+from kernel_agent.differentiate.ir.ranges import at_most_one
 from kernel_agent.forward import load
 from kernel_agent.launches import launch_intercept
 
@@ -382,6 +382,7 @@ LARGE = {
     "a sum of two": lambda v: v.g.add(v.call("sigmoid", v.x), v.call("tanh", v.x)),
     "one less a tanh": lambda v: v.g.sub(v.g.number(1), v.call("tanh", v.x)),
     "a number": lambda v: v.g.number(1.5),
+    "a number below": lambda v: v.g.number(-1.5),
     "either, of which one is": lambda v: v.g.where(v.g.compare("<", v.x, v.g.number(0)), v.call("sigmoid", v.x), v.x),
     "a quotient": lambda v: v.g.div(v.call("sigmoid", v.x), v.call("exp", v.x)),
 }  # fmt: skip

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 
 from .kinds import MOVING
-from .nodes import Node, beneath
+from .nodes import Node, beneath, sides
 
 Range = tuple[float, float]
 ALL: Range = (-math.inf, math.inf)
@@ -34,6 +34,14 @@ _GROWING: dict[str, Callable[[float], float]] = {
     "log1p": math.log1p,
 }
 _ENDS = {"exp": 0.0, "exp2": 0.0, "exp10": 0.0, "expm1": -1.0}  # far below
+
+
+def at_most_one(node: Node) -> bool:
+    """Whether the magnitude of every element is 1 at most, up to rounding."""
+    if node.op == "ifout":
+        return all(map(at_most_one, sides(node)))
+    low, high = Ranges().of(node)
+    return low >= -1 and high <= 1
 
 
 class Ranges:

@@ -7,8 +7,8 @@ from typing import Any
 
 from ..ir.graph import Graph
 from ..ir.nodes import For, If, Node, operands, reachable
+from ..ir.ranges import at_most_one
 from ..ir.simplify import is_zero
-from ..prove.magnitudes import at_most_one
 
 
 class Stays(Exception):

@@ -31,8 +31,8 @@ from typing import Any
 from ..ir.graph import Graph
 from ..ir.names import LINEAR_STEP, LINEAR_STEPS
 from ..ir.nodes import Carry, For, Node, Region, reachable
+from ..ir.ranges import at_most_one
 from ..ir.simplify import is_number
-from ..prove.magnitudes import at_most_one
 from ..reverse.sweep import Reverse
 from .lifted_steps import Lifted, Tile
 from .linear_carries import Body, Linear, Stays
