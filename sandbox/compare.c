@@ -214,11 +214,13 @@ int ka_tolerance_widen(struct ka_tolerance *tol, const struct ka_tensor *moved, 
     if (!usable)
         return rc;
     add_draw(tol, moved, want);
-    tol->off_moved = diff.off;
+    tol->off_moved = diff.off > tol->off_moved ? diff.off : tol->off_moved;
     if (!isfinite(diff.error) || diff.want_zero)
         return 0;
     tol->rounding = fmax(tol->rounding, diff.error);
-    tol->floor += tol->factor * fmin(diff.error, tol->coarse ? MOVED_COARSE : MOVED_MAX);
+    double moves = fmin(diff.error, tol->coarse ? MOVED_COARSE : MOVED_MAX);
+    tol->floor += tol->factor * fmax(0, moves - tol->moved);
+    tol->moved = fmax(tol->moved, moves);
     return 0;
 }
 

@@ -47,7 +47,7 @@ struct ka_draw {
     const struct ka_tensor *made, *exact; /* borrowed */
 };
 
-#define KA_DRAWS_MAX 16
+#define KA_DRAWS_MAX 24
 
 struct ka_tolerance {
     enum ka_dtype dtype; /* what got must be */
@@ -58,7 +58,8 @@ struct ka_tolerance {
     double local, grain;
     double off_share; /* share of elements that may be off beside those, */
     double off_few;   /* and a few of small tensors: halves have outliers */
-    size_t off_moved; /* elements off when the oracle's inputs are moved by rounding */
+    size_t off_moved; /* elements off when the oracle's inputs are moved by rounding, at most, */
+    double moved;     /* and by how much that moves the whole, norm-relative; the floor has it */
     /* Norm that rounding may leave where want is zero, or rounding itself; 0 where no scale is known. Of what
      * is judged coarsely any gradient may be so far off: values at which a softmax is saturated leave nothing
      * of it, and rounding of what they were computed from. */
@@ -102,7 +103,7 @@ void ka_tolerance_ties(struct ka_tolerance *tol);
 struct ka_tolerance ka_tolerance_oracle(void);
 
 /* Take the float64 oracle's gradient at inputs moved by rounding (`moved`; NULL changes nothing) into the
- * tolerance, which borrows both tensors. Errors as ka_compare(). */
+ * tolerance, which borrows both tensors. Of several draws the largest counts. Errors as ka_compare(). */
 int ka_tolerance_widen(struct ka_tolerance *tol, const struct ka_tensor *moved, const struct ka_tensor *want,
                        struct ka_err *err);
 

@@ -17,12 +17,11 @@
 #include "cases.h"
 #include "sandbox/compare.h"
 
-#define POWER_ROOM 8          /* what is in between may be so much larger than the gradient */
-#define LINEAR_LIMITS 3       /* three gradients, each as far off as one may be */
-#define NAMED_MAX 8           /* items of one list */
-#define NOOP_SHARE (1 / 16.0) /* of a gradient that may be there by chance without its kernels */
-#define DOUBT_TIMES 4         /* a few draws of rounding may be so far from what it can be, of a whole, */
-#define DOUBT_PART_TIMES 16   /* and of a part */
+#define POWER_ROOM 8               /* what is in between may be so much larger than the gradient */
+#define LINEAR_LIMITS 3            /* three gradients, each as far off as one may be */
+#define NAMED_MAX 8                /* items of one list */
+#define NOOP_SHARE (1 / 16.0)      /* of a gradient that may be there by chance without its kernels */
+#define DOUBT_TIMES 16             /* a few draws of rounding may be so far from what it can be */
 #define SAME_RUN ((size_t)1 << 20) /* elements that one thread looks at in turn */
 #define ZERO_FLOORS                                                                                          \
     100.0 /* a zero gradient may keep rounding of so many floors of the dtype, per unit of upstream, */
@@ -69,6 +68,21 @@ static int take_nearby(struct ka_tolerance *tolerance, const struct ka_tensors *
     return rc;
 }
 
+/* What a closer look found: more draws of base's rounding, and of the exact gradient at inputs moved by it. */
+static int take_closer(struct gradient *g, const struct ka_tensors *closer, const struct ka_tensor *want)
+{
+    int rc = take_nearby(&g->tolerance, closer, g->name);
+    for (int draw = 0; rc == 0; draw++) {
+        char part[32];
+        snprintf(part, sizeof(part), "moved/%d", draw);
+        const struct ka_tensor *moved = ka_tensors_find_part(closer, part, g->name);
+        if (!moved)
+            break;
+        rc = ka_tolerance_widen(&g->tolerance, moved, want, NULL);
+    }
+    return rc;
+}
+
 /* What the oracle says of its rounding: the same for all that is compared with this gradient. Returns -EINVAL
  * if the oracle is unusable. */
 static int settle_tolerance(const struct judging *j, struct gradient *g)
@@ -89,7 +103,7 @@ static int settle_tolerance(const struct judging *j, struct gradient *g)
         ka_tolerance_widen(&g->tolerance, ka_tensors_find_part(j->expected, "jitter", g->name), want, NULL);
     rc = rc ? rc : take_nearby(&g->tolerance, j->expected, g->name);
     g->first = g->tolerance;
-    return rc || !j->closer ? rc : take_nearby(&g->tolerance, j->closer, g->name);
+    return rc || !j->closer ? rc : take_closer(g, j->closer, want);
 }
 
 /* Candidate's `part` of a gradient against the oracle's. */
@@ -153,7 +167,7 @@ static bool is_wanted(const json_t *plan, const char *name)
 static bool is_doubtful(const struct ka_diff *diff)
 {
     if (diff->reason == KA_DIFF_PART)
-        return diff->part.error <= DOUBT_PART_TIMES * diff->part.limit;
+        return diff->part.error <= DOUBT_TIMES * diff->part.limit;
     return diff->reason == KA_DIFF_NORM && diff->error <= DOUBT_TIMES * diff->limit;
 }
 

@@ -109,13 +109,27 @@ def test_closer__gives_draws_of_large_gradients_in_which_frozen_inputs_move_too(
     case, found = run_case(file, tmp_path, dims=dims, closer=True)
     assert not any(name.startswith("near") for name in plain), "of large gradients only when it is asked for"
     assert case["ok"] and set(found) == {
-        f"{part}/{at}/x" for part in ("near", "near_base") for at in range(oracle.CLOSER_DRAWS)
+        f"{part}/{at}/x" for part in ("near", "near_base", "moved") for at in range(oracle.CLOSER_DRAWS)
     }
+    for at in range(oracle.CLOSER_DRAWS):
+        assert torch.equal(found[f"moved/{at}/x"], plain["grad/x"]), (
+            "what wants no gradient stays where it is"
+        )
     draws = [found[f"near/{at}/x"] for at in range(oracle.CLOSER_DRAWS)]
     for at, near in enumerate(draws):
         off = relative(near, plain["grad/x"])
         assert 1e-7 < off < 64 * 2**-23 and not any(torch.equal(near, other) for other in draws[:at])
         assert relative(found[f"near_base/{at}/x"], near) < 1e-7
+
+
+def test_closer__moves_inputs_by_a_unit_each_time_anew(write, tmp_path):
+    """y = x * x: the gradient moves with x, by at most the unit that x moves by."""
+    path = stub(write, "return square(x)")
+    case, found = run_case(path, tmp_path, dims={"N": 5}, closer=True)
+    exact = run_case(path, tmp_path, dims={"N": 5})[1]["grad/x"]
+    draws = [found[f"moved/{at}/x"] for at in range(oracle.CLOSER_DRAWS)]
+    assert case["ok"] and len({tuple(draw.tolist()) for draw in draws}) > 4
+    assert all(((draw - exact).abs() <= 2**-22 * exact.abs()).all() for draw in draws)
 
 
 # What is computed in lanes that tl.where then discards, and the derivative elsewhere.

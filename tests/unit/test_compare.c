@@ -280,6 +280,27 @@ static struct ka_diff compare_moved(struct pair *p, double factor, bool coarse)
     return diff;
 }
 
+static void compare__of_several_draws_of_moved_inputs__the_largest_counts(void **state)
+{
+    (void)state;
+    static const double factors[] = {1 + 1e-4, 1 + 3e-4, 1 + 1e-4};
+    struct pair *p = fresh();
+    struct ka_tensors *want = make_set("F64", "[50,40]", p->want, COUNT);
+    struct ka_tolerance tol = ka_tolerance_of(KA_F32);
+    double floor = tol.floor;
+    for (size_t draw = 0; draw < KA_COUNT(factors); draw++) {
+        double moved[COUNT];
+        for (size_t i = 0; i < COUNT; i++)
+            moved[i] = factors[draw] * p->want[i];
+        struct ka_tensors *near = make_set("F64", "[50,40]", moved, COUNT);
+        assert_int_equal(ka_tolerance_widen(&tol, ka_tensors_get(near, 0), ka_tensors_get(want, 0), NULL), 0);
+        ka_tensors_free(near);
+    }
+    assert_true(fabs(tol.floor - floor - tol.factor * 3e-4) < 1e-12);
+    ka_tensors_free(want);
+    free(p);
+}
+
 static void compare__what_rounding_of_the_inputs_turns_over__proves_nothing(void **state)
 {
     (void)state;
@@ -710,6 +731,7 @@ static void tolerance__ties__let_more_single_elements_off_in_half_precision_only
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(compare__of_several_draws_of_moved_inputs__the_largest_counts),
         cmocka_unit_test(tolerance__ties__let_more_single_elements_off_in_half_precision_only),
         cmocka_unit_test(compare__elements_that_rounding_moves_too__are_allowed),
         cmocka_unit_test(compare__coarse__forgives_rounding_and_no_more),
@@ -726,6 +748,7 @@ int main(void)
         cmocka_unit_test(compare__missing_infinity__fails_and_equal_ones_pass),
         cmocka_unit_test(compare__expected_value_beyond_the_dtype__counts_as_infinite),
         cmocka_unit_test(compare__terms_that_overflow_in_float16__may_where_eager_s_do),
+        cmocka_unit_test(compare__of_several_draws_of_moved_inputs__the_largest_counts),
         cmocka_unit_test(compare__what_rounding_of_the_inputs_turns_over__proves_nothing),
         cmocka_unit_test(compare__at_the_edge_of_the_dtype__infinite_and_finite_will_both_do),
         cmocka_unit_test(compare__noise_that_no_dtype_resolves__passes_as_vacuous),

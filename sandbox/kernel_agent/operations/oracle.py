@@ -228,7 +228,7 @@ class Case:
         exact.release()
         result["free"], parts = self.free(recording, gradients)
         made |= {f"passed/{name}": values for name, values in parts.items()}
-        moved = self.replay(recording, EXACT, self.seed, kinks=Crossed(kinks, unit_of(recording)))
+        moved = self.moved_by_a_unit(recording, kinks, self.seed)
         self.require_settled(recording, moved, made)
         made |= {f"jitter/{name}": grad for name, grad in self.gradients(moved, recording).items()}
         moved.release()
@@ -619,12 +619,23 @@ class Case:
 
     def look_closer(self, recording: Recording) -> dict[str, torch.Tensor]:
         """More of the same of every gradient, of any size, where one was found to be off by little."""
-        exact, _, gradients = self.differentiate(recording)
+        exact, kinks, gradients = self.differentiate(recording)
         exact.release()
         size = sum(grad.numel() for grad in gradients.values())
-        room = CLOSER_BYTES // max(1, size * (torch.float64.itemsize + torch.float32.itemsize))
+        room = CLOSER_BYTES // max(1, size * (2 * torch.float64.itemsize + torch.float32.itemsize))
         draws = min(CLOSER_DRAWS, max(1, room))
-        return self.draws(recording, list(gradients), range(NEARBY_DRAWS, NEARBY_DRAWS + draws))
+        which = range(NEARBY_DRAWS, NEARBY_DRAWS + draws)
+        made = self.draws(recording, list(gradients), which)
+        for at, place in enumerate(which):
+            moved = self.moved_by_a_unit(recording, kinks, self.seed + 1 + place)
+            made |= {f"moved/{at}/{name}": grad for name, grad in self.gradients(moved, recording).items()}
+            moved.release()
+        return made
+
+    def moved_by_a_unit(self, recording: Recording, kinks: Kinks, seed: int) -> Replay:
+        """The exact evaluation at inputs moved by up to one unit in their last place, and beyond kinks that are
+        as close as that. Of few inputs that cancel one draw may move all alike, and so nothing."""
+        return self.replay(recording, EXACT, seed, kinks=Crossed(kinks, unit_of(recording)))
 
     def draws(self, recording: Recording, names: list[str], which: range) -> dict[str, torch.Tensor]:
         """Exact and same-dtype gradients of `names` at inputs close by, `near/<k>` and `near_base/<k>`."""
