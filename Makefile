@@ -34,7 +34,7 @@ PROGRAMS := $(BUILD)/kernel-agent $(BUILD)/ka-jail $(BUILD)/libka_jail.so
 
 all: $(PROGRAMS)   ## build the program and its jail
 
-# What `make test` takes of the longer suites, to end within a quarter of an hour on two cores.
+# What `make test` takes of the longer suites, to end within twelve minutes on two cores.
 ATTACKS_SHORT := row  ?(2|4|8|9|13|18|20) |control (scale|softmax)
 PAIRS_SHORT   := /(rms_norm_rowgroup|softmax_row_single|huber_mean|cumsum_row|rope_half|embedding_atomic)
 MUTANTS_SHORT := dataset/norm/l2_normalize_rows.py dataset/reduction_softmax/softmax_row_single_tile.py
@@ -45,12 +45,16 @@ demo: setup   ## set up, build, and complete examples/softmax.py with a verified
 	@$(MAKE) --no-print-directory $(ALL_CPUS) all store
 	$(BUILD)/kernel-agent --file-path examples/softmax.py --print
 
-test: setup   ## set up, build, and pass every test
+test: setup   ## set up, build, and pass the tests: all but the slow ones
 	@$(MAKE) --no-print-directory $(ALL_CPUS) all store
 	@$(MAKE) --no-print-directory $(ALL_CPUS) $(UNIT)
 	@$(MAKE) --no-print-directory $(ALL_CPUS) unit fuzz-build
 	@$(MAKE) --no-print-directory -j3 --output-sync=target beside-jail fuzz-quick jail CHECKS=50 FUZZ_SECONDS=2
-	@$(MAKE) --no-print-directory pytest
+	@$(MAKE) --no-print-directory pytest SLOW=leave
+
+test-slow: setup   ## the tests that take over five seconds each (tests/slow_tests.txt)
+	@$(MAKE) --no-print-directory $(ALL_CPUS) all store
+	@$(MAKE) --no-print-directory pytest SLOW=only
 
 # The jail's tests mostly wait, and fuzz targets run one at a time, for seconds each.
 beside-jail:
@@ -111,10 +115,13 @@ unit: $(UNIT) $(PROGRAMS)   ## C unit tests
 	@for t in $(UNIT); do $$t || exit 1; done
 
 # Each start of the program in a home of its own would compile the package anew.
-pytest: $(PROGRAMS) store   ## Python tests, and end-to-end tests of the program
+pytest: $(PROGRAMS) store   ## Python tests, and end-to-end tests of the program (SLOW=leave|only)
 	$(PYTHON) -m compileall -q sandbox/kernel_agent
 	KA_BUILD=$(abspath $(BUILD)) $(PYTHON) -m pytest -q -n $$(($(CPUS) + 1)) --dist worksteal \
-	    -p tests.told_at_once tests/python tests/e2e
+	    -p tests.told_at_once -p tests.slow_tests $(if $(SLOW),--slow=$(SLOW)) tests/python tests/e2e
+
+slow-list:   ## run all Python and end-to-end tests, and write tests/slow_tests.txt anew
+	@$(MAKE) --no-print-directory pytest SLOW=list
 
 jail: $(PROGRAMS)   ## every way out of the jail, tried (CHECKS=1000 checks in a row at the end)
 	$(PYTHON) tests/jail/run.py --jail $(BUILD)/ka-jail --checks $(or $(CHECKS),1000)
@@ -264,7 +271,7 @@ help:   ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 16
 
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
-.PHONY: all demo test setup store unit pytest jail attacks mutants verify-dataset published llm-proxy
+.PHONY: all demo test test-slow slow-list setup store unit pytest jail attacks mutants verify-dataset published llm-proxy
 .PHONY: diff-matrix bench-all gpu property check prompt-eval soak slurm systemd bench-service
 .PHONY: beside-jail bench retrieval bench-jail bench-verdict bench-compare valgrind lint fuzz-build fuzz-quick
 .PHONY: install dist clean help

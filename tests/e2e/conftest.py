@@ -25,14 +25,6 @@ PYTHON = ROOT / ".venv" / "bin" / "python"
 SERVER = ROOT / "tests" / "llm" / "server.py"
 
 
-LONGEST = ("test_soak.py", "test_transcripts.py", "test_handwritten.py")
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes longest begins first: begun last, it would be what all others wait for."""
-    items.sort(key=lambda item: item.path.name not in LONGEST)
-
-
 @dataclass
 class Ended:
     """What one call of the program left: exit code, the result object on stdout (if any), stderr."""
