@@ -68,7 +68,7 @@ static int take_nearby(struct ka_tolerance *tolerance, const struct ka_tensors *
     return rc;
 }
 
-/* What a closer look found: more draws of base's rounding, and of the exact gradient at inputs moved by it. */
+/* What a closer look found: more draws of base's rounding, and of the gradient at inputs moved by it. */
 static int take_closer(struct gradient *g, const struct ka_tensors *closer, const struct ka_tensor *want)
 {
     int rc = take_nearby(&g->tolerance, closer, g->name);

@@ -87,8 +87,8 @@ def gated_autograd(x, a):
 """
 
 
-# Two elements some thousandths apart. The forward subtracts them, which is exact; the backward subtracts their
-# mean, which is rounded, and moved inputs say how much that may do, unless both move alike.
+# Two elements some thousandths apart. The forward subtracts them, which is exact; the backward takes their mean
+# away, which is rounded, and moved inputs say how much that may do, unless both move alike.
 CLOSE_ELEMENTS = """
 import torch
 import triton

@@ -633,8 +633,8 @@ class Case:
         return made
 
     def moved_by_a_unit(self, recording: Recording, kinks: Kinks, seed: int) -> Replay:
-        """The exact evaluation at inputs moved by up to one unit in their last place, and beyond kinks that are
-        as close as that. Of few inputs that cancel one draw may move all alike, and so nothing."""
+        """The exact evaluation at inputs moved by up to one unit in their last place, and beyond kinks that
+        are as close as that. Of few inputs that cancel one draw may move all alike, and so nothing."""
         return self.replay(recording, EXACT, seed, kinks=Crossed(kinks, unit_of(recording)))
 
     def draws(self, recording: Recording, names: list[str], which: range) -> dict[str, torch.Tensor]:
