@@ -271,7 +271,7 @@ help:   ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 16
 
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
-.PHONY: all demo test test-slow slow-list setup store unit pytest jail attacks mutants verify-dataset published
-.PHONY: llm-proxy diff-matrix bench-all gpu property check prompt-eval soak slurm systemd bench-service
+.PHONY: all demo test test-slow slow-list setup store unit pytest jail attacks mutants verify-dataset
+.PHONY: published llm-proxy diff-matrix bench-all gpu property check prompt-eval soak slurm systemd bench-service
 .PHONY: beside-jail bench retrieval bench-jail bench-verdict bench-compare valgrind lint fuzz-build fuzz-quick
 .PHONY: install dist clean help

@@ -87,7 +87,7 @@ def gated_autograd(x, a):
 """
 
 
-# Two elements some thousandths apart. The forward subtracts them, which is exact; the backward takes their mean
+# Two elements some thousandths apart. The forward subtracts them, which is exact; the backward takes a mean
 # away, which is rounded, and moved inputs say how much that may do, unless both move alike.
 CLOSE_ELEMENTS = """
 import torch
