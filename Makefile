@@ -272,6 +272,6 @@ help:   ## this list
 
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
 .PHONY: all demo test test-slow slow-list setup store unit pytest jail attacks mutants verify-dataset
-.PHONY: published llm-proxy diff-matrix bench-all gpu property check prompt-eval soak slurm systemd bench-service
-.PHONY: beside-jail bench retrieval bench-jail bench-verdict bench-compare valgrind lint fuzz-build fuzz-quick
+.PHONY: published diff-matrix bench-all gpu property check prompt-eval soak slurm systemd bench-service
+.PHONY: llm-proxy beside-jail bench retrieval bench-jail bench-verdict bench-compare valgrind lint fuzz-build fuzz-quick
 .PHONY: install dist clean help
