@@ -273,5 +273,5 @@ help:   ## this list
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
 .PHONY: all demo test test-slow slow-list setup store unit pytest jail attacks mutants verify-dataset
 .PHONY: published diff-matrix bench-all gpu property check prompt-eval soak slurm systemd bench-service
-.PHONY: llm-proxy beside-jail bench retrieval bench-jail bench-verdict bench-compare valgrind lint fuzz-build fuzz-quick
-.PHONY: install dist clean help
+.PHONY: llm-proxy beside-jail bench retrieval bench-jail bench-verdict bench-compare valgrind
+.PHONY: lint fuzz-build fuzz-quick install dist clean help
