@@ -20,7 +20,7 @@ SECONDS = 5.0  # of set-up, test and tear-down, in a run of the whole suite; tho
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--slow", choices=("leave", "only", "list"), help="tests that take long (slow_tests.py)")
+    parser.addoption("--slow", choices=("leave", "only", "list"), help="what takes long (slow_tests.py)")
 
 
 def listed() -> dict[str, float]:
@@ -30,7 +30,7 @@ def listed() -> dict[str, float]:
 
 
 def dealt(items: list[pytest.Item], seconds: dict[str, float], workers: int) -> list[pytest.Item]:
-    parser.addoption("--slow", choices=("leave", "only", "list"), help="what takes long (slow_tests.py)")
+    """The longest first, for each of `workers`, who begin with an even share of the list from front to end."""
     ordered = sorted(items, key=lambda item: -seconds.get(item.nodeid, 0.0))
     return [item for worker in range(workers) for item in ordered[worker::workers]]
 

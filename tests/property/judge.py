@@ -14,7 +14,7 @@ import torch
 from diff_support import draft, pair_text
 from kernel_agent import tensors
 from kernel_agent.errors import Unusable
-from kernel_agent.operations import candidate, oracle
+from kernel_agent.operations import candidate, evaluations, oracle
 
 FACTOR = 2.0
 FLOOR = {"float32": 1e-5, "float16": 1e-3}  # share of the norm
@@ -122,7 +122,7 @@ def _cases(sweep: list[dict[str, int]], seed: int) -> list[dict[str, Any]]:
 
 # A little off is judged again on other inputs below, which says more than draws of rounding around these, and
 # costs less.
-oracle.NEARBY_DRAWS = 0
+evaluations.NEARBY_DRAWS = 0
 COMMON = {"nonce": "n", "device": "cpu", "target": "sm_90", "dtype": None}
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from kernel_agent import forward
 from kernel_agent.errors import Unusable, wrap
-from kernel_agent.operations import budget, candidate, oracle
+from kernel_agent.operations import budget, candidate, evaluations, oracle
 from sources import SCALE, SCALE_PAIR
 
 GPU_FULL = (
@@ -52,7 +52,7 @@ def test_file__has_the_size_that_was_foretold(reference, write, tmp_path, monkey
 def test_case__over_its_budget__is_too_large_before_it_is_evaluated(
     limits, said, write, tmp_path, monkeypatch
 ):
-    monkeypatch.delattr(oracle.Case, "replay")
+    monkeypatch.delattr(evaluations.Evaluations, "replay")
     error = ask(write(SCALE), tmp_path, budget=limits)["error"]
     assert error["kind"] == "too_large" and said in error["message"], error
     assert "required: False" in error["remedy"]

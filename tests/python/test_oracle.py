@@ -15,7 +15,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(1)
 
 from kernel_agent import draw, forward, tensors
-from kernel_agent.operations import budget, oracle
+from kernel_agent.operations import budget, evaluations, oracle
 from kernel_agent.torch_tl.builder import Builder
 from kernel_agent.torch_tl.kinks import Kinks
 from kernel_agent.torch_tl.memory import Memory
@@ -104,18 +104,18 @@ def test_closer__gives_draws_of_large_gradients_in_which_frozen_inputs_move_too(
     )
     lines = "\n".join("    " + line for line in body.splitlines())
     file = write(source + kernel + f"@autodiff(inputs_require_grad=(0,))\ndef stub(x, w):\n{lines}\n")
-    dims = {"N": oracle.NEARBY_ELEMENTS + 5}
+    dims = {"N": evaluations.NEARBY_ELEMENTS + 5}
     _, plain = run_case(file, tmp_path, dims=dims)
     case, found = run_case(file, tmp_path, dims=dims, closer=True)
     assert not any(name.startswith("near") for name in plain), "of large gradients only when it is asked for"
     assert case["ok"] and set(found) == {
-        f"{part}/{at}/x" for part in ("near", "near_base", "moved") for at in range(oracle.CLOSER_DRAWS)
+        f"{part}/{at}/x" for part in ("near", "near_base", "moved") for at in range(evaluations.CLOSER_DRAWS)
     }
-    for at in range(oracle.CLOSER_DRAWS):
+    for at in range(evaluations.CLOSER_DRAWS):
         assert torch.equal(found[f"moved/{at}/x"], plain["grad/x"]), (
             "what wants no gradient stays where it is"
         )
-    draws = [found[f"near/{at}/x"] for at in range(oracle.CLOSER_DRAWS)]
+    draws = [found[f"near/{at}/x"] for at in range(evaluations.CLOSER_DRAWS)]
     for at, near in enumerate(draws):
         off = relative(near, plain["grad/x"])
         assert 1e-7 < off < 64 * 2**-23 and not any(torch.equal(near, other) for other in draws[:at])
@@ -127,7 +127,7 @@ def test_closer__moves_inputs_by_a_unit_each_time_anew(write, tmp_path):
     path = stub(write, "return square(x)")
     case, found = run_case(path, tmp_path, dims={"N": 5}, closer=True)
     exact = run_case(path, tmp_path, dims={"N": 5})[1]["grad/x"]
-    draws = [found[f"moved/{at}/x"] for at in range(oracle.CLOSER_DRAWS)]
+    draws = [found[f"moved/{at}/x"] for at in range(evaluations.CLOSER_DRAWS)]
     assert case["ok"] and len({tuple(draw.tolist()) for draw in draws}) > 4
     assert all(((draw - exact).abs() <= 2**-22 * exact.abs()).all() for draw in draws)
 
@@ -536,9 +536,9 @@ def test_gradient_that_few_of_its_elements_decide__is_made_at_inputs_close_by_to
     exact = torch.ones(1000, dtype=torch.float64)
     exact[7] = largest
     made = {"grad/x": exact, "base/x": (exact * (1 + error)).float()}
-    assert oracle.hangs_on_few("x", made) == few
+    assert evaluations.hangs_on_few("x", made) == few
     small = {name: value[:30] for name, value in made.items()}
-    assert oracle.hangs_on_few("x", small)
+    assert evaluations.hangs_on_few("x", small)
 
 
 @pytest.mark.parametrize(("off", "few"), [(20, True), (500, False)])
@@ -547,7 +547,7 @@ def test_gradient_that_eager_has_wrong_in_few_elements__is_made_at_inputs_close_
     exact = torch.ones(1000, dtype=torch.float64)
     base = exact.float()
     base[:off] += 0.1
-    assert oracle.hangs_on_few("x", {"grad/x": exact, "base/x": base}) == few
+    assert evaluations.hangs_on_few("x", {"grad/x": exact, "base/x": base}) == few
 
 
 def test_upstream__is_drawn_once_a_case_and_never_written(write, tmp_path, monkeypatch):

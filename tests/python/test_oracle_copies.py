@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from kernel_agent import forward
-from kernel_agent.operations import budget, oracle
+from kernel_agent.operations import budget, evaluations, oracle
 from kernel_agent.torch_tl.handles import EXACT, NATIVE, KernelError
 from oracle_support import HEAD, KERNELS, relative, stub
 
@@ -17,7 +17,7 @@ EPS = torch.finfo(torch.float32).eps
 Found = list[dict[str, torch.Tensor]]
 
 
-def recorded(path: Path, **dims: int) -> tuple[oracle.Case, oracle.Recording]:
+def recorded(path: Path, **dims: int) -> tuple[oracle.Case, evaluations.Recording]:
     """A call that was evaluated once."""
     fwd = forward.load(path)
     upstream = {"kind": "normal", "seed": 9}
@@ -29,13 +29,13 @@ def recorded(path: Path, **dims: int) -> tuple[oracle.Case, oracle.Recording]:
     return case, recording
 
 
-def alone(case: oracle.Case, recording: oracle.Recording, precision: str) -> Found:
-    replays = [case.replay(recording, precision, seed, oracle.NEARBY_REACH) for seed in SEEDS]
+def alone(case: oracle.Case, recording: evaluations.Recording, precision: str) -> Found:
+    replays = [case.replay(recording, precision, seed, evaluations.NEARBY_REACH) for seed in SEEDS]
     return [case.gradients(replay, recording) for replay in replays]
 
 
-def together(case: oracle.Case, recording: oracle.Recording, precision: str) -> Found:
-    replay = case.replay(recording, precision, SEEDS, oracle.NEARBY_REACH)
+def together(case: oracle.Case, recording: evaluations.Recording, precision: str) -> Found:
+    replay = case.replay(recording, precision, SEEDS, evaluations.NEARBY_REACH)
     return replay.each_gradients(case.pairs(recording), recording.wanted)
 
 

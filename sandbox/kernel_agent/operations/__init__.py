@@ -5,6 +5,7 @@ In: a request, the files that it names. Out: an entry of result.json, and files 
 
     inspect             what a forward file declares
     oracle              expected outputs and gradients, from the forward alone
+    evaluations         how it evaluates what a call recorded
     finite_differences  a second opinion on them
     candidate           what a backward really gives
     scan                what its source contains
