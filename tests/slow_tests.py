@@ -30,7 +30,7 @@ def listed() -> dict[str, float]:
 
 
 def dealt(items: list[pytest.Item], seconds: dict[str, float], workers: int) -> list[pytest.Item]:
-    """The longest first, for each of `workers`, who begin with an even share of the list from front to end."""
+    """The longest first, for each of `workers`, who begin with even shares of the list from front to end."""
     ordered = sorted(items, key=lambda item: -seconds.get(item.nodeid, 0.0))
     return [item for worker in range(workers) for item in ordered[worker::workers]]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -11,7 +12,6 @@ import pytest
 
 PLUGIN = Path(__file__).resolve().parents[1] / "slow_tests.py"
 TESTS = """
-import time
 import pytest
 
 def test_quick():
@@ -22,14 +22,23 @@ def test_words(word):
     pass
 
 def test_long():
-    time.sleep(SLEPT)
+    pass
+"""
+TAKES = """
+import pytest
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item):
+    report = yield
+    report.duration = 2.0 if item.name == "test_long" else 0.5
+    return report
 """
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     shutil.copy(PLUGIN, tmp_path)
-    (tmp_path / "test_it.py").write_text(TESTS.replace("SLEPT", "0"))
+    (tmp_path / "test_it.py").write_text(TESTS)
     (tmp_path / "slow_tests.txt").write_text("9 test_it.py::test_long\n6 test_it.py::test_words[a b]\n")
     return tmp_path
 
@@ -37,7 +46,8 @@ def folder(tmp_path: Path) -> Path:
 def run(folder: Path, *options: str) -> tuple[list[str], str]:
     """The names of the tests that ran, in order, and what pytest said."""
     command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "-p", "slow_tests", *options]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
     passed = [line.partition(" PASSED")[0] for line in done.stdout.splitlines() if " PASSED" in line]
     return [node.removeprefix("test_it.py::") for node in passed], done.stdout + done.stderr
 
@@ -58,14 +68,11 @@ def test_name_that_is_no_test_any_more__is_an_error(folder: Path) -> None:
 
 @pytest.mark.parametrize("workers", [(), ("-n", "2")])
 def test_list__is_made_of_those_that_took_long(folder: Path, workers: tuple[str, ...]) -> None:
-    plugin = folder / "slow_tests.py"
-    text = plugin.read_text()
-    assert text.count("SECONDS = 5.0") == 1
-    plugin.write_text(text.replace("SECONDS = 5.0", "SECONDS = 0.3"))
-    (folder / "test_it.py").write_text(TESTS.replace("SLEPT", "0.5"))
+    """Of set-up, test and tear-down: two seconds each here, beside half a second."""
+    (folder / "conftest.py").write_text(TAKES)
     _, said = run(folder, "--slow=list", *workers)
     assert "4 passed" in said
-    assert (folder / "slow_tests.txt").read_text().split(" ", 1)[1] == "test_it.py::test_long\n"
+    assert (folder / "slow_tests.txt").read_text() == "6 test_it.py::test_long\n"
 
 
 def test_each_worker__begins_with_the_longest_of_its_share(folder: Path) -> None:
