@@ -11,12 +11,14 @@
 #define MOVED_MAX 0.01   /* the most that sensitivity to rounding is believed, */
 #define MOVED_COARSE 0.1 /* and where little is held to it (1 - h^2 of a saturated h that was stored) */
 #define TIED_SHARE 5e-3
-#define COARSE 0.05        /* norm-relative */
-#define LOOSEST 0.02       /* likewise */
-#define SHORT_RANGE 1e6    /* float16's: there terms overflow of which the sum does not */
-#define LOOSE 100          /* floors of the dtype */
-#define UNSTABLE 0.25      /* what rounding of the inputs moves by so much says nothing */
-#define CANCELLED_TIMES 16 /* so many times what rounding moves it, what cancelling leaves may be off */
+#define COARSE 0.05         /* norm-relative */
+#define LOOSEST 0.02        /* likewise */
+#define SHORT_RANGE 1e6     /* float16's: there terms overflow of which the sum does not */
+#define LOOSE 100           /* floors of the dtype */
+#define UNSTABLE 0.25       /* what rounding of the inputs moves by so much says nothing */
+#define MOVED_ZERO_TIMES 4  /* so many times what rounding moves a zero by may be left of it, */
+#define MOVED_ZERO_MAX 0.05 /* and no more than this, per unit of upstream */
+#define CANCELLED_TIMES 16  /* so many times what rounding moves it, what cancelling leaves may be off */
 
 struct ka_tolerance ka_tolerance_of(enum ka_dtype dtype)
 {
@@ -118,6 +120,13 @@ static double off_by_rounding(const struct ka_tolerance *tol, const struct ka_di
     return tol->factor * fmax((double)diff->base_off, (double)tol->off_moved);
 }
 
+/* The norm that rounding may leave of a gradient that is zero, or rounding itself. */
+static double left_of_zero(const struct ka_tolerance *tol)
+{
+    return fmax(tol->zero_norm,
+                fmin(MOVED_ZERO_TIMES * tol->zero_moved, MOVED_ZERO_MAX * tol->upstream_norm));
+}
+
 static enum ka_diff_reason judge(const struct ka_tolerance *tol, const struct ka_measured *m,
                                  struct ka_diff *diff)
 {
@@ -128,7 +137,8 @@ static enum ka_diff_reason judge(const struct ka_tolerance *tol, const struct ka
         return diff->error <= diff->limit ? KA_DIFF_OK : KA_DIFF_NOT_ZERO;
     }
     diff->vacuous = diff->base_error >= 0.5;
-    if ((diff->vacuous || tol->coarse) && diff->error * diff->want_norm <= tol->zero_norm)
+    double zero = diff->vacuous ? left_of_zero(tol) : tol->coarse ? tol->zero_norm : -1;
+    if (diff->error * diff->want_norm <= zero)
         return KA_DIFF_OK;
     if (m->most_got == 0 && !(diff->base_error >= 1))
         return KA_DIFF_ZERO;
@@ -149,7 +159,7 @@ static bool is_cancelled(const struct ka_tolerance *tol, double rms, const struc
         return true;
     if (tol->coarse && tol->rounding >= UNSTABLE)
         return diff->error <= CANCELLED_TIMES * tol->rounding;
-    return rounding > tol->cancelled && diff->error <= CANCELLED_TIMES * rounding && off <= tol->zero_norm;
+    return rounding > tol->cancelled && diff->error <= CANCELLED_TIMES * rounding && off <= left_of_zero(tol);
 }
 
 /* Shape and dtype are right. */
@@ -168,7 +178,7 @@ static enum ka_diff_reason compare_values(const struct ka_tolerance *tol, const 
     diff->want_norm = m->want_norm;
     diff->error = m->error;
     diff->base_error = zero ? m->base_error : fmax(m->base_error, tol->near_error);
-    diff->limit = tol->factor * diff->base_error + (zero ? tol->zero_norm : tol->floor);
+    diff->limit = tol->factor * diff->base_error + (zero ? left_of_zero(tol) : tol->floor);
     diff->off = m->off;
     diff->base_off = m->base_off > tol->near_off ? m->base_off : tol->near_off;
     return judge(tol, m, diff);
@@ -192,6 +202,7 @@ static int measure(const struct ka_tolerance *tol, const struct ka_tensor *got, 
     loose.dtype = got->dtype;
     loose.factor = 0;
     loose.floor = INFINITY;
+    loose.zero_norm = INFINITY;
     loose.off_share = 1;
     loose.local = 0;
     int rc = ka_compare(got, want, NULL, &loose, NULL, 0, diff, err);
@@ -214,6 +225,7 @@ int ka_tolerance_widen(struct ka_tolerance *tol, const struct ka_tensor *moved, 
     if (!usable)
         return rc;
     add_draw(tol, moved, want);
+    tol->zero_moved = fmax(tol->zero_moved, diff.error * (diff.want_zero ? 1 : diff.want_norm));
     tol->off_moved = diff.off > tol->off_moved ? diff.off : tol->off_moved;
     if (!isfinite(diff.error) || diff.want_zero)
         return 0;

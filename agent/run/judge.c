@@ -168,7 +168,8 @@ static bool is_doubtful(const struct ka_diff *diff)
 {
     if (diff->reason == KA_DIFF_PART)
         return diff->part.error <= DOUBT_TIMES * diff->part.limit;
-    return diff->reason == KA_DIFF_NORM && diff->error <= DOUBT_TIMES * diff->limit;
+    bool whole = diff->reason == KA_DIFF_NORM || diff->reason == KA_DIFF_NOT_ZERO;
+    return whole && diff->error <= DOUBT_TIMES * diff->limit;
 }
 
 static void note_doubt(const struct judging *j, const struct ka_diff *diff)

@@ -301,6 +301,37 @@ static void compare__of_several_draws_of_moved_inputs__the_largest_counts(void *
     free(p);
 }
 
+static void compare__zero_expected__may_keep_what_rounding_of_the_inputs_leaves(void **state)
+{
+    (void)state;
+    /* moved, upstream's norm: what may be left */
+    static const double cases[][3] = {{0, 30, 0}, {0.04, 30, 0.16}, {0.04, 2, 0.1}, {0.04, 0, 0}};
+    double zeros[COUNT] = {0};
+    struct ka_tensors *want = make_set("F64", "[50,40]", zeros, COUNT),
+                      *base = make_set("F32", "[50,40]", zeros, COUNT);
+    for (size_t i = 0; i < KA_COUNT(cases); i++) {
+        double moved[COUNT] = {0}, kept[COUNT] = {0};
+        moved[3] = cases[i][0];
+        struct ka_tensors *near = make_set("F64", "[50,40]", moved, COUNT);
+        for (int more = 0; more < 2; more++) {
+            struct ka_tolerance tol = ka_tolerance_of(KA_F32);
+            struct ka_diff diff;
+            tol.upstream_norm = cases[i][1];
+            kept[5] = (more ? 1.01 : 0.99) * cases[i][2] + (more ? 1e-9 : 0);
+            struct ka_tensors *got = make_set("F32", "[50,40]", kept, COUNT);
+            ka_tolerance_widen(&tol, ka_tensors_get(near, 0), ka_tensors_get(want, 0), NULL);
+            ka_compare(ka_tensors_get(got, 0), ka_tensors_get(want, 0), ka_tensors_get(base, 0), &tol, NULL,
+                       0, &diff, NULL);
+            assert_int_equal(diff.reason, more ? KA_DIFF_NOT_ZERO : KA_DIFF_OK);
+            assert_true(more || diff.vacuous == (kept[5] > 0));
+            ka_tensors_free(got);
+        }
+        ka_tensors_free(near);
+    }
+    ka_tensors_free(want);
+    ka_tensors_free(base);
+}
+
 static void compare__what_rounding_of_the_inputs_turns_over__proves_nothing(void **state)
 {
     (void)state;
@@ -731,6 +762,7 @@ static void tolerance__ties__let_more_single_elements_off_in_half_precision_only
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(compare__zero_expected__may_keep_what_rounding_of_the_inputs_leaves),
         cmocka_unit_test(compare__of_several_draws_of_moved_inputs__the_largest_counts),
         cmocka_unit_test(tolerance__ties__let_more_single_elements_off_in_half_precision_only),
         cmocka_unit_test(compare__elements_that_rounding_moves_too__are_allowed),
@@ -748,6 +780,7 @@ int main(void)
         cmocka_unit_test(compare__missing_infinity__fails_and_equal_ones_pass),
         cmocka_unit_test(compare__expected_value_beyond_the_dtype__counts_as_infinite),
         cmocka_unit_test(compare__terms_that_overflow_in_float16__may_where_eager_s_do),
+        cmocka_unit_test(compare__zero_expected__may_keep_what_rounding_of_the_inputs_leaves),
         cmocka_unit_test(compare__of_several_draws_of_moved_inputs__the_largest_counts),
         cmocka_unit_test(compare__what_rounding_of_the_inputs_turns_over__proves_nothing),
         cmocka_unit_test(compare__at_the_edge_of_the_dtype__infinite_and_finite_will_both_do),
