@@ -30,7 +30,7 @@ from ..ir.spelling import gradient_name
 from ..ir.values import Arg, Kernel
 from ..prove import cover
 from ..prove.overwrite import number_of
-from . import adopted_calls
+from . import adopted_calls, grad_mode
 from .block_sizes import Blocks, Grid, Tiles
 from .block_uses import Uses
 from .home import Home, asked_by, home_of, rules_of
@@ -240,6 +240,9 @@ def _trace(
             if known is not None and key not in settled:
                 sites[key].replaced = {**known.replaced, **site.replaced}
             _mark(site, launch, taken)
+            args = [value for name in launch.args for value in _tensors(site, launch, name, taken)]
+            if off and site.outputs and any(value.requires_grad for value in args):
+                raise off[-1].refuse()
             tensors = {n: v for n, v in launch.args.items() if isinstance(v, torch.Tensor)}
             seen.extend((key, name, value, value._version) for name, value in tensors.items())
         except Refusal as refusal:
@@ -256,7 +259,11 @@ def _trace(
             bound.arguments[name] = value.detach().requires_grad_(True)
             inputs.add(value.untyped_storage().data_ptr())
     try:
-        with address_tables.addresses_taken(fwd.path) as taken, launch_intercept(see):
+        with (
+            address_tables.addresses_taken(fwd.path) as taken,
+            launch_intercept(see),
+            grad_mode.left_out(fwd, failure) as off,
+        ):
             taken.wanted = inputs
             returned = fwd.call(bound.args, bound.kwargs)
     except Exception:
