@@ -129,6 +129,7 @@ class Untraced:
 # Names of a generated Function: its locals, and the functions that it may call.
 OURS = words("ctx grid pointed upstream tiles splits programs row_warps grid_0 grid_1 grid_2 torch triton")
 OURS |= words("forward_grid")
+TILES = "tiles"  # a name of OURS that a Function has only itself, and another one where a parameter has it
 CALLED = words("laid_out passed_on handed_on sums_for gradient_of summed finished disjoint ordered distinct")
 CALLED |= words("sequences_apart summed_both at_most longest separate own untraced passed behind divided")
 CALLED |= words("address_of table_of walked mark_order order_of")
@@ -474,7 +475,7 @@ def _check_names(params: list[str], source: ast.FunctionDef) -> None:
         for made in (gradient_name(n), f"{gradient_name(n)}_out", f"before_{n}", f"span_{n}")
     }
     for name in params:
-        if name in ours | OURS or name.startswith(("tape_", "check_")):
+        if name in ours | (OURS - {TILES}) or name.startswith(("tape_", "check_")):
             raise _name_is_taken(name, source)
 
 
