@@ -276,8 +276,8 @@ class FunctionText:
         return "\n".join(["", *self.head(), *self.forward(), "", *self.backward(body)]) + "\n"
 
     def without_programs(self, gradients: list[str]) -> list[str]:
-        """What a launch without programs leaves: owners of a gradient would look for them in vain, and so would
-        who asks how far they go."""
+        """What a launch without programs leaves: owners of a gradient would look for them in vain, and so
+        would who asks how far they go."""
         owned = [name for name in gradients if name not in self.inplace]
         grads = [
             f"gradient_of({name})" if name in owned else self.result(name, gradients, set())
