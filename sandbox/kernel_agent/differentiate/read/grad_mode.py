@@ -123,7 +123,7 @@ def left_out(fwd: Forward, refused: list[Refusal]) -> Iterator[list[_Watch]]:
             return
         before[kind]["__enter__"](switch)
         if _is_users(frame) and not torch.is_grad_enabled():
-            in_force.append(_Watch(switch, functools.partial(refuse, frame)))
+            in_force.append(_Watch(switch, frame, functools.partial(refuse, frame)))
             in_force[-1].__enter__()
 
     def leave(kind: type, switch: Any, *error: Any) -> None:
@@ -159,9 +159,19 @@ def left_out(fwd: Forward, refused: list[Refusal]) -> Iterator[list[_Watch]]:
 class _Watch(TorchFunctionMode):
     """Refuses what computes from a differentiable tensor while gradients are off."""
 
-    def __init__(self, switch: object, refuse: Callable[[], Refusal]) -> None:
+    def __init__(self, switch: object, frame: FrameType, refuse: Callable[[], Refusal]) -> None:
         super().__init__()
-        self.switch, self.refuse = switch, refuse
+        self.switch, self.frame, self.refuse = switch, frame, refuse
+
+    def is_within(self, path: str, call: ast.Call) -> bool:
+        """Whether gradients were switched off by what a launch calls, a launcher of the user's: what stands
+        there is done within the Function that takes the place of the launch."""
+        outer: FrameType | None = self.frame
+        while outer is not None:
+            if outer.f_code.co_filename == path and call.lineno <= outer.f_lineno <= (call.end_lineno or 0):
+                return True
+            outer = outer.f_back
+        return False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))

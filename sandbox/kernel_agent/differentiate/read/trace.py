@@ -242,8 +242,9 @@ def _trace(
                 sites[key].replaced = {**known.replaced, **site.replaced}
             _mark(site, launch, taken)
             args = [value for name in launch.args for value in _tensors(site, launch, name, taken)]
-            if off and site.outputs and any(value.requires_grad for value in args):
-                raise off[-1].refuse()
+            cut = next((one for one in off if not one.is_within(fwd.path, site.call)), None)
+            if cut and site.outputs and any(value.requires_grad for value in args):
+                raise cut.refuse()
             tensors = {n: v for n, v in launch.args.items() if isinstance(v, torch.Tensor)}
             seen.extend((key, name, value, value._version) for name, value in tensors.items())
         except Refusal as refusal:
