@@ -113,7 +113,9 @@ class Forward:
         return {key: _dtype_called(value) if key in self.dtype_dims else value for key, value in dims.items()}
 
     def call(self, args: Sequence[Any], kwargs: dict[str, Any] | None = None) -> Any:
-        """The stub's return value, as it returned it. Raises Unusable("stub_raised")."""
+        """The stub's return value, as it returned it. Raises Unusable("stub_raised"). Gradients that the stub
+        switches off for good (`torch.set_grad_enabled(False)`) are on again behind it."""
+        enabled = torch.is_grad_enabled()
         try:
             with self.active():
                 return self.stub(*args, **(kwargs or {}))
@@ -122,6 +124,8 @@ class Forward:
             if self.borrowed and error.remedy is None:
                 error.remedy = f"add make_args_{self.stub_name}, if make_args is not meant for it"
             raise error from exc
+        finally:
+            torch.set_grad_enabled(enabled)
 
     def ensure_setup(self) -> None:
         """Call the file's setup() before its first use, once."""

@@ -117,3 +117,14 @@ def test_autotuner_with_a_run_of_its_own__has_the_first_configuration_without_a_
     result = draft(file, {"n": 100})
     assert 'SQUARE_KERNEL_CONFIG = {"BLOCK": 64}' in result["backward"], result["backward"]
     assert_right(file, result, [({"n": 100}, "normal"), ({"n": 7}, "normal")])
+
+
+@pytest.mark.parametrize("switch", ["torch.no_grad()", "torch.inference_mode()"])
+def test_launcher_that_switches_gradients_off__launches_all_the_same(
+    switch: str, write: Callable[..., Path]
+) -> None:
+    """What it does is done within the Function that takes the place of the launch."""
+    quiet = COUNTS.replace("        return self.fn", f"        with {switch}:\n            return self.fn")
+    file = write(HEAD + quiet + PLAIN)
+    result = draft(file, {"n": 100})
+    assert_right(file, result, [({"n": 100}, "normal"), ({"n": 1000}, "normal")])

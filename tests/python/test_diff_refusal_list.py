@@ -214,6 +214,10 @@ FILES: dict[str, tuple[str, str, str]] = {
     "shadowed": (KERNEL_OF_X + STUB + "\n\ndef gradient_of(t):  # here\n    return t\n", "name", "is a name of this file"),
     "taken_name": (KERNEL_OF_X.replace("y_ptr, out_ptr, n", "d_x_ptr, out_ptr, n").replace("constexpr):", "constexpr):  # here") + STUB, "name", "gives to a value of its own"),
     "no_launch": (stub_with("    out = x * 2"), "stub", "launches no kernel"),
+    "gradients_off": (
+        KERNEL_OF_X + "\n\ndef twice(t):\n    with torch.no_grad():\n        return t * 2\n"
+        + stub_with("    kernel[(3,)](twice(x) + x, y, out, 40, BLOCK=16)"), "no_grad", "switches gradients off"
+    ),
     "two_on_a_line": (KERNEL_OF_X + stub_with("    kernel[(3,)](x, y, out, 40, BLOCK=16); kernel[(3,)](x, y, out, 40, BLOCK=16)  # here"), "launch", "cannot be found"),
     "through_two_pointers": (
         KERNEL_OF_X.replace("x, mask=mask)", "x, mask=mask)  # here") + stub_with("    out = x + y\n    kernel[(3,)](out, y, out, 40, BLOCK=16)"), "in-place access", "written and read, as"

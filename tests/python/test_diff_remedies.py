@@ -119,6 +119,7 @@ EDITS: dict[str, list[tuple[str, str]]] = {
     "shadowed": [("def gradient_of(", "def gradient_of_mine(")],
     "taken_name": [("d_x_ptr", "w_ptr")],
     "no_launch": [("    out = x * 2\n", "    out = torch.empty_like(x)\n" + LAUNCH), ("\n@autodiff", KERNEL_OF_X + "\n\n@autodiff")],
+    "gradients_off": [("    with torch.no_grad():\n        return", "    return")],
     "two_on_a_line": [("; kernel[(3,)](x, y, out, 40, BLOCK=16)  # here", "\n    more = torch.empty_like(x)\n    kernel[(3,)](y, x, more, 40, BLOCK=16)\n    return out, more")],
     "through_two_pointers": [("    out = x + y\n", "    both = x + y\n"), ("(out, y, out,", "(both, y, out,")],
     "indirect": [("[kernel][0][(3,)]", "kernel[(3,)]")],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import math
 import re
 from collections import Counter
@@ -40,7 +41,7 @@ from .plans import (
     turn_tiles,
 )
 from .prove import overwrite
-from .read import adopted, block_sizes, launchers, parted, trace, unseen
+from .read import adopted, block_sizes, grad_mode, launchers, parted, trace, unseen
 from .read.home import Home
 from .read.host_functions import HostFunctions, Method
 from .reverse.sweep import writes
@@ -259,9 +260,8 @@ def _attempt(
         raise refusal.at(None, fwd.path) from None
     if all(site.tables for site in sites):
         draft.schedule, draft.only = "atomic", True
-    hosts = _with_callers(
-        fwd, {host.name: host for host in (*(s.host for s in sites), *(u.host for u in untraced))}
-    )
+    launching = {host.name: host for host in (*(s.host for s in sites), *(u.host for u in untraced))}
+    hosts = _with_callers(fwd, grad_mode.quiet(fwd) | launching)  # a launch is known by its host's node
     renamed = {name: f"{name}_autograd" for name in hosts if name != fwd.stub_name}
     copies = [
         host_copy(fwd, f, sites, untraced, renamed, fwd.grads if f is stub else (), apart)
@@ -313,7 +313,8 @@ def _left_out(sites: list[trace.Site], refusal: Refusal) -> trace.Folds:
 def _imports(fwd: Forward, text: str) -> list[str]:
     """What the section imports itself, as the file has it under no name, or another."""
     lines = []
-    for name, module in (("math", math), ("torch", torch), ("triton", triton), ("tl", triton.language)):
+    known = {"contextlib": contextlib, "math": math, "torch": torch, "triton": triton, "tl": triton.language}
+    for name, module in known.items():
         if re.search(rf"(?<![\w.]){name}\.", text) and vars(fwd.module).get(name) is not module:
             whole = module.__name__
             lines.append(f"import {whole}" + f" as {name}" * (name != whole) + "\n")

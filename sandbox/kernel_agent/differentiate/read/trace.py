@@ -30,7 +30,7 @@ from ..ir.spelling import gradient_name
 from ..ir.values import Arg, Kernel
 from ..prove import cover
 from ..prove.overwrite import number_of
-from . import adopted_calls
+from . import adopted_calls, grad_mode
 from .block_sizes import Blocks, Grid, Tiles
 from .block_uses import Uses
 from .home import Home, asked_by, home_of, rules_of
@@ -129,6 +129,7 @@ class Untraced:
 # Names of a generated Function: its locals, and the functions that it may call.
 OURS = words("ctx grid pointed upstream tiles splits programs row_warps grid_0 grid_1 grid_2 torch triton")
 OURS |= words("forward_grid")
+TILES = "tiles"  # a name of OURS that a Function has only itself, and another one where a parameter has it
 CALLED = words("laid_out passed_on handed_on sums_for gradient_of summed finished disjoint ordered distinct")
 CALLED |= words("sequences_apart summed_both at_most longest separate own untraced passed behind divided")
 CALLED |= words("address_of table_of walked mark_order order_of")
@@ -240,6 +241,10 @@ def _trace(
             if known is not None and key not in settled:
                 sites[key].replaced = {**known.replaced, **site.replaced}
             _mark(site, launch, taken)
+            args = [value for name in launch.args for value in _tensors(site, launch, name, taken)]
+            cut = next((one for one in off if not one.is_within(fwd.path, site.call)), None)
+            if cut and site.outputs and any(value.requires_grad for value in args):
+                raise cut.refuse()
             tensors = {n: v for n, v in launch.args.items() if isinstance(v, torch.Tensor)}
             seen.extend((key, name, value, value._version) for name, value in tensors.items())
         except Refusal as refusal:
@@ -256,7 +261,11 @@ def _trace(
             bound.arguments[name] = value.detach().requires_grad_(True)
             inputs.add(value.untyped_storage().data_ptr())
     try:
-        with address_tables.addresses_taken(fwd.path) as taken, launch_intercept(see):
+        with (
+            address_tables.addresses_taken(fwd.path) as taken,
+            launch_intercept(see),
+            grad_mode.left_out(fwd, failure) as off,
+        ):
             taken.wanted = inputs
             returned = fwd.call(bound.args, bound.kwargs)
     except Exception:
@@ -467,7 +476,7 @@ def _check_names(params: list[str], source: ast.FunctionDef) -> None:
         for made in (gradient_name(n), f"{gradient_name(n)}_out", f"before_{n}", f"span_{n}")
     }
     for name in params:
-        if name in ours | OURS or name.startswith(("tape_", "check_")):
+        if name in ours | (OURS - {TILES}) or name.startswith(("tape_", "check_")):
             raise _name_is_taken(name, source)
 
 

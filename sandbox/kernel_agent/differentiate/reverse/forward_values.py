@@ -158,6 +158,18 @@ def trip_count(g: Graph, loop: For) -> Node | None:
     return counts.longest(g, count) if known is None else known
 
 
+def _bounded(loop: For) -> str:
+    """What to do about a loop of which the host cannot tell the length."""
+    assert loop.region.bounds is not None
+    shared_out = any(n.op == "pid" for bound in loop.region.bounds for n in nodes_in([bound]))
+    two = "one over tiles, `for tile in range(tl.program_id(0), TILES, PROGRAMS)`, around one over steps"
+    return (
+        f"Write the loop over all steps of all tiles as two: {two}."
+        if shared_out
+        else "Bound the loop by arguments."
+    )
+
+
 class Tape:
     """Decides for every reverse loop how it gets at the carries of its forward loop."""
 
@@ -404,7 +416,7 @@ class Tape:
         trips = trip_count(g, source)
         if trips is None:
             message = "the length of this loop is not known before the launch"
-            raise Refusal("tape", message, "Bound the loop by arguments.", source.line)
+            raise Refusal("tape", message, _bounded(source), source.line)
         called = value.hint or suggested(value, {})
         name = f"{prefix}_{called}"
         taken = {STEPS, checkpoints.SEGMENT, checkpoints.CHECKPOINTS, *(b.name for b in self.buffers)}

@@ -11,6 +11,7 @@ import torch
 
 from ...forward import Forward
 from ...source import autodiff_names
+from ..read import grad_mode
 from ..read.host_functions import HostFunctions, Method
 from ..read.parted import Apart
 from ..read.trace import Site, Untraced
@@ -84,6 +85,7 @@ def host_copy(
     within = {id(node) for node in ast.walk(stub)}
     edits += [(one.value, one.text(_segment(source, one.value))) for one in apart if id(one.value) in within]
     edits += [(name, "torch.cuda") for name in _of_torch_cuda(fwd, stub)]
+    edits += grad_mode.switches(fwd, stub)
     taken = {line for site in sites if site.host is stub for line in site.taken}
     edits += [(call, f"address_of({_segment(source, t)}, pointed)") for call, t in _taking(stub, taken)]
     if any(site.expanded for site in sites):

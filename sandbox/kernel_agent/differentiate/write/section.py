@@ -21,7 +21,7 @@ from ..ir.spelling import INFIX, call_name, choice, gradient_name, upstream_name
 from ..ir.values import is_static
 from ..prove.packed import Asked, AtMost, Distinct, Ordered, Walked
 from ..read.block_sizes import Grid, Queued, Tiles
-from ..read.trace import Site, grid_written
+from ..read.trace import TILES, Site, grid_written
 from ..reverse.forward_values import STEPS
 from ..schedule.saved import Saved
 from ..schedule.saved_numbers import trips_of
@@ -45,6 +45,7 @@ class Step:
     sums: list[tuple[str, str]] = field(default_factory=list)  # partial sums, and what they are gradients of
     only: str = ""  # the host's name for whether it is made; "": always
     warps: int | None = None  # others than all have; then it has the stages that Triton takes, too
+    asks_programs: bool = False  # `setup` only makes sense where there are programs
 
 
 @dataclass
@@ -112,6 +113,14 @@ class FunctionText:
         return repr(arg.value)
 
     @property
+    def tiles_name(self) -> str:
+        """A variable of the host, by another name where the kernel's parameters have this one."""
+        name = TILES
+        while name in self.site.params:
+            name += "_"
+        return name
+
+    @property
     def named_apart(self) -> dict[str, list[str]]:
         """Blocks that the backward has others of, and that the forward has by another name, or an autotuner
         chooses: by what they are there."""
@@ -147,8 +156,9 @@ class FunctionText:
         setup, grid = step.setup, step.grid
         if len(grid) > 50:
             alone = grid.endswith(",)")
-            setup = [*setup, f"tiles = {grid[1:-2] if alone else grid}"]
-            grid = "(tiles,)" if alone else "tiles"
+            tiles = self.tiles_name
+            setup = [*setup, f"{tiles} = {grid[1:-2] if alone else grid}"]
+            grid = f"({tiles},)" if alone else tiles
         lines = [*setup, f"{emitted.name}[{grid}]({', '.join(values)})", *_summed(step.sums)]
         lines = [part for line in lines for part in break_line(line, WIDTH - 8)]
         alone = not (step.setup or emitted.extra)  # it makes nothing else
@@ -258,14 +268,16 @@ class FunctionText:
         gradients = list(dict.fromkeys(name for part in parts for name in part.gradients))
         accumulated = {name for part in parts for name in part.accumulated}
         body = self.chosen(made, gradients)
-        if not site.tables and any(step.grid != "grid" for part in parts for step in part.steps):
+        steps = [step for part in parts for step in part.steps]
+        if not site.tables and any(step.grid != "grid" or step.asks_programs for step in steps):
             body = [*self.without_programs(gradients), *body]
         grads = [self.result(name, gradients, accumulated) for name in site.given_names]
         body += _return(["None", *grads, *(self.results_behind(name, gradients) for name in site.tables)])
         return "\n".join(["", *self.head(), *self.forward(), "", *self.backward(body)]) + "\n"
 
     def without_programs(self, gradients: list[str]) -> list[str]:
-        """What a launch without programs leaves: owners of a gradient would look for them in vain."""
+        """What a launch without programs leaves: owners of a gradient would look for them in vain, and so
+        would who asks how far they go."""
         owned = [name for name in gradients if name not in self.inplace]
         grads = [
             f"gradient_of({name})" if name in owned else self.result(name, gradients, set())
@@ -439,9 +451,9 @@ class FunctionText:
             count = f"max(({row} + {size - 1}) // {size}, 1)"
             lines += [
                 "        # tiles of a row: a program each in the backward",
-                *broken(f"tiles = {count}"),
+                *broken(f"{self.tiles_name} = {count}"),
             ]
-            grid = tuple_text(["tiles" if axis == own.axis else f"grid[{axis}]" for axis in axes])
+            grid = tuple_text([self.tiles_name if axis == own.axis else f"grid[{axis}]" for axis in axes])
             return lines + broken(f"grid, {name} = {grid}, min({name}, {size})")
         if isinstance(own, Grid | Queued):
             lines += broken(f"ctx.queue = {self.queue}") if self.queue else []
@@ -492,7 +504,9 @@ class FunctionText:
         programs = " * ".join(f"grid[{axis}]" for axis in range(len(site.launch.grid)))
         lines = []
         if trips := trips_of(self.saving.values()):
-            lines += broken(f"{STEPS} = max({', '.join(map(asking.expr, trips))}, 1)")
+            most = ", ".join(map(asking.expr, trips))
+            known = f"1 if 0 in grid else max({most}, 1)" if "grid" in most else f"max({most}, 1)"
+            lines += broken(f"{STEPS} = {known}")
         for name, kept in self.saving.items():
             each = (
                 ""

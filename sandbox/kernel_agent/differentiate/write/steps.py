@@ -37,6 +37,7 @@ def tape_step(text: FunctionText, step: Step, buffers: list[forward_values.Buffe
         return
     lengths = ", ".join(dict.fromkeys(text.expr(b.trips) for b in buffers))
     step.setup.append(f"tape_steps = max({lengths}, 1)")
+    step.asks_programs = "grid" in lengths  # the longest of none, or a length split among none
     if any(b.slots != forward_values.STEPS for b in buffers):
         step.setup.append(f"{checkpoints.SEGMENT} = int(tape_steps**0.5) + 1")
         step.setup.append(f"{checkpoints.CHECKPOINTS} = tape_steps // {checkpoints.SEGMENT} + 2")
