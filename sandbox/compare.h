@@ -8,8 +8,8 @@
  * The rule: shape and dtype equal; finite exactly where want is (a want beyond the dtype's range counts as
  * infinite; within twice that size either will do); ||got-want||/||want|| <= factor*e_base + floor; off
  * elements at most factor times those of base; where want is all zero, got is zero too (or no larger than
- * factor times base's own rounding, or what rounding of the inputs may leave); zero never passes for a non-zero want. `factor` is 2 in both places: two
- * honest evaluations rarely round the same elements badly.
+ * factor times base's own rounding, or what rounding of the inputs may leave); zero never passes for a
+ * non-zero want. `factor` is 2 in both places: two honest evaluations rarely round the same elements badly.
  *
  * A tensor that is right on the whole is also judged in parts: each row of the last axis, each block of 64
  * elements of a longer row, each element. A part may be off by a share of its own norm, and by what rounding
@@ -64,7 +64,7 @@ struct ka_tolerance {
      * is judged coarsely any gradient may be so far off: values at which a softmax is saturated leave nothing
      * of it, and rounding of what they were computed from. */
     double zero_norm;
-    double zero_moved;    /* norm by which the oracle's gradient moves with inputs moved by rounding, at most */
+    double zero_moved; /* norm by which the oracle's gradient moves with inputs moved by rounding, at most */
     double upstream_norm; /* 0: not known */
     bool coarse;
     double rounding;  /* the most that rounding was seen to move it, norm-relative: beyond */
