@@ -14,6 +14,7 @@ import re
 from types import ModuleType
 
 from .errors import user_frames
+from .source import tree_nodes
 
 # A call that does not fit what is called, whatever the values.
 _MISFIT = re.compile(
@@ -65,7 +66,7 @@ def _always_reached(tree: ast.Module, line: int) -> ast.stmt | None:
         elif isinstance(
             statement, (ast.Expr, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Return, ast.Raise)
         ):
-            return None if any(_is_partial(node) for node in ast.walk(statement)) else statement
+            return None if any(_is_partial(node) for node in tree_nodes(statement)) else statement
         else:
             return None
 
@@ -79,13 +80,13 @@ def _covers(node: ast.stmt | ast.withitem, line: int) -> bool:
 
 
 def _function_at(tree: ast.Module, line: int) -> ast.FunctionDef | None:
-    found = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and _covers(node, line)]
+    found = [node for node in tree_nodes(tree) if isinstance(node, ast.FunctionDef) and _covers(node, line)]
     return max(found, key=lambda node: node.lineno, default=None)
 
 
 def _has_namesake(tree: ast.Module, function: ast.FunctionDef) -> bool:
     """Of two backwards, a case may call one alone."""
-    named = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name == function.name]
+    named = [n for n in tree_nodes(tree) if isinstance(n, ast.FunctionDef) and n.name == function.name]
     return len(named) > 1
 
 

@@ -32,7 +32,7 @@ from .autodiff import MisusedMark
 from .errors import Unusable, wrap
 from .handwritten import HandWritten
 from .launches import Launch, launch_intercept
-from .source import autodiff_names, parse, read
+from .source import autodiff_names, parse, read, tree_nodes
 
 __all__ = ["Forward", "Launch", "Shape", "launch_intercept", "load"]
 
@@ -275,7 +275,7 @@ def is_decorated(fwd: Forward) -> bool:
 def _decorated(tree: ast.Module) -> bool:
     names = autodiff_names(tree)
     decorators = [
-        d for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) for d in node.decorator_list
+        d for node in tree_nodes(tree) if isinstance(node, ast.FunctionDef) for d in node.decorator_list
     ]
     callees = [d.func if isinstance(d, ast.Call) else d for d in decorators]
     return any((c.id if isinstance(c, ast.Name) else getattr(c, "attr", None)) in names for c in callees)
@@ -340,7 +340,7 @@ def _find_stubs(tree: ast.Module, file: str, several: bool) -> list[tuple[ast.Fu
     """The decorated functions, and the calls of their decorators: one, unless a module may have `several`."""
     names = autodiff_names(tree)
     found: list[tuple[ast.FunctionDef, ast.expr]] = []
-    for node in ast.walk(tree):
+    for node in tree_nodes(tree):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             for decorator in node.decorator_list:
                 callee = decorator.func if isinstance(decorator, ast.Call) else decorator
@@ -538,7 +538,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _assigned_at(tree: ast.Module, name: str) -> int | None:
-    for node in ast.walk(tree):
+    for node in tree_nodes(tree):
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
         if any(isinstance(target, ast.Name) and target.id == name for target in targets):
             return node.lineno  # type: ignore[attr-defined]

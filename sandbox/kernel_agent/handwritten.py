@@ -14,7 +14,7 @@ import ast
 from dataclasses import dataclass
 
 from .errors import Unusable
-from .source import MARKER
+from .source import MARKER, tree_nodes
 
 # A function of a module that tries what it defines, and is no way to call it.
 _TRIES = ("test", "bench", "demo", "example")
@@ -51,7 +51,7 @@ def applies(tree: ast.AST, functions: list[ast.ClassDef]) -> list[tuple[ast.Clas
     named = {function.name: function for function in functions}
     return [
         (named[node.value.id], node)
-        for node in ast.walk(tree)
+        for node in tree_nodes(tree)
         if isinstance(node, ast.Attribute)
         and node.attr == "apply"
         and isinstance(node.value, ast.Name)
@@ -123,7 +123,7 @@ def _caller(node: ast.stmt, functions: list[ast.ClassDef]) -> HandWritten | None
             if node.value is attribute:
                 return HandWritten(node.targets[0].id, node.lineno, function, None, _own_grads(function))
     if isinstance(node, ast.FunctionDef) and not _only_tries(node):
-        for call in (inner for inner in ast.walk(node) if isinstance(inner, ast.Call)):
+        for call in (inner for inner in tree_nodes(node) if isinstance(inner, ast.Call)):
             for function, attribute in applies(call.func, functions):
                 if call.func is attribute:
                     grads = _passed_on(node, call, _own_grads(function), parameters_of(function))
@@ -133,7 +133,7 @@ def _caller(node: ast.stmt, functions: list[ast.ClassDef]) -> HandWritten | None
 
 def _only_tries(function: ast.FunctionDef) -> bool:
     """A test, a benchmark: it returns nothing, or its name says so."""
-    returns = [n for n in ast.walk(function) if isinstance(n, ast.Return) and n.value is not None]
+    returns = [n for n in tree_nodes(function) if isinstance(n, ast.Return) and n.value is not None]
     return not returns or function.name == "main" or function.name.lstrip("_").startswith(_TRIES)
 
 
@@ -141,7 +141,7 @@ def _own_grads(function: ast.ClassDef) -> tuple[str, ...]:
     """Parameters of the forward whose gradient no `return` of the backward leaves out as a literal None."""
     names = parameters_of(function)
     backward = [m for m in function.body if isinstance(m, ast.FunctionDef) and m.name == "backward"][-1]
-    returned = [n.value for n in ast.walk(backward) if isinstance(n, ast.Return) and n.value is not None]
+    returned = [n.value for n in tree_nodes(backward) if isinstance(n, ast.Return) and n.value is not None]
     tuples = [list(value.elts) if isinstance(value, ast.Tuple) else [value] for value in returned]
     fitting = [items for items in tuples if len(items) == len(names)]
     if not fitting:
@@ -160,7 +160,7 @@ def _passed_on(
     mine = [argument.arg for argument in (*caller.args.args, *caller.args.kwonlyargs)]
     wanted = []
     for name, value in zip(names, call.args, strict=False):
-        used = {node.id for node in ast.walk(value) if isinstance(node, ast.Name)}
+        used = {node.id for node in tree_nodes(value) if isinstance(node, ast.Name)}
         if name in grads:
             wanted += [own for own in mine if own in used and own not in wanted]
     return tuple(own for own in mine if own in wanted)

@@ -16,7 +16,7 @@ import types
 from typing import Any
 
 from .errors import Unusable
-from .source import words
+from .source import tree_nodes, words
 
 _WATCHED = ("kernel_agent", "triton")  # with all that is below them
 _ALSO = words(
@@ -75,7 +75,7 @@ def require_unchanged(before: Snapshot, file: str) -> None:
 
 def require_no_judge(tree: ast.Module, file: str) -> None:
     """Of this package a file imports the decorator alone. Raises Unusable("import")."""
-    for node in ast.walk(tree):
+    for node in tree_nodes(tree):
         if isinstance(node, ast.ImportFrom):
             named = [f"{node.module}.{alias.name}" for alias in node.names]
         elif isinstance(node, ast.Import):

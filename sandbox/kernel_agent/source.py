@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import ast
+from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 
 from .errors import Unusable
 
 MARKER = "# ---- backward ----"
+
+
+def words(text: str) -> frozenset[str]:
+    """A set of names written as prose."""
+    return frozenset(text.split())
+
+
+# Fields of nodes that hold texts or numbers, or whether a name is read or written, in all that have them.
+_PLAIN = words("id attr arg module level kind type_comment asname conversion simple is_async lineno rest ctx")
+_holding: dict[type[ast.AST], tuple[str, ...]] = {}  # the others, by type of node
 
 
 def read(file: str) -> str:
@@ -30,6 +42,27 @@ def parse(source: str, file: str) -> ast.Module:
         raise Unusable("syntax", f"the file cannot be parsed: {exc}", file) from exc
 
 
+def tree_nodes(tree: ast.AST) -> Iterator[ast.AST]:
+    """The nodes of ast.walk, in its order and in less than half of its time, without those that say whether a
+    name is read or written. A draft looks through its trees a hundred times."""
+    todo = deque([tree])
+    while todo:
+        node = todo.popleft()
+        what = type(node)
+        fields = _holding.get(what)
+        if fields is None:
+            fields = _holding[what] = tuple(name for name in what._fields if name not in _PLAIN)
+        for name in fields:
+            value = getattr(node, name, None)
+            if type(value) is list:
+                for item in value:
+                    if isinstance(item, ast.AST):
+                        todo.append(item)
+            elif isinstance(value, ast.AST):
+                todo.append(value)
+        yield node
+
+
 def backward_starts(source: str) -> int | None:
     """The line of the marker, None where there is none."""
     for number, text in enumerate(source.splitlines(), start=1):
@@ -41,12 +74,7 @@ def backward_starts(source: str) -> int | None:
 def autodiff_names(tree: ast.Module) -> set[str]:
     """Names that mean the decorator: `autodiff` and what it was imported as."""
     names = {"autodiff"}
-    for node in ast.walk(tree):
+    for node in tree_nodes(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("kernel_agent"):
             names.update(alias.asname for alias in node.names if alias.name == "autodiff" and alias.asname)
     return names
-
-
-def words(text: str) -> frozenset[str]:
-    """A set of names written as prose."""
-    return frozenset(text.split())

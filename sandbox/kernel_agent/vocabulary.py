@@ -28,7 +28,7 @@ from triton.runtime import jit
 from triton.runtime.jit import JITFunction, TensorWrapper
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from .source import words
+from .source import tree_nodes, words
 
 _BUILTINS = words(
     """range len min max abs sum float int bool str tuple list isinstance hasattr print repr zip enumerate
@@ -218,8 +218,8 @@ def _read(fn: types.FunctionType) -> Words:
     definition = tree.body[0]
     assert isinstance(definition, ast.FunctionDef)
     made = Words()
-    nodes = [node for statement in definition.body for node in ast.walk(statement)]
-    own = {arg.arg for arg in ast.walk(definition.args) if isinstance(arg, ast.arg)}
+    nodes = [node for statement in definition.body for node in tree_nodes(statement)]
+    own = {arg.arg for arg in tree_nodes(definition.args) if isinstance(arg, ast.arg)}
     own |= {node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
     part = {node.value for node in nodes if isinstance(node, ast.Attribute)}
     unused = {node.value for node in nodes if isinstance(node, ast.Expr)}

@@ -106,6 +106,18 @@ def test_make_args__every_shape_of_answer__is_understood(returned, args, kwargs,
     assert fwd.call(got_args, got_kwargs)[0] in (2.0, 3.0, 4.0)
 
 
+@pytest.mark.parametrize("mode", ["interpret", "compile", "cuda"])
+def test_seed__is_torchs_own__of_gpus_too_where_kernels_run_there(write, monkeypatch, mode):
+    seeded = []
+    own = torch.manual_seed
+    monkeypatch.setattr(torch, "manual_seed", lambda seed: seeded.append(seed) or own(seed))
+    fwd = forward.load(write(SCALE))
+    fwd.mode = mode
+    (drawn,), _ = draw.make_inputs(fwd, {"N": 8}, 3, device="cpu")
+    own(3)
+    assert torch.equal(drawn, torch.randn(8)) and seeded == [3] * (mode == "cuda")
+
+
 def test_make_args__bfloat16_default__becomes_float32_on_the_cpu_unless_asked_for(write):
     fwd = forward.load(write(SCALE.replace("dtype=torch.float32", "dtype=torch.bfloat16")))
     assert draw.make_inputs(fwd, {"N": 2}, 0)[0][0].dtype == torch.float32

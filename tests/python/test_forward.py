@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -334,6 +335,19 @@ def test_text_and_versions__do_not_tell_that_there_is_no_gpu():
         assert f"{x.sum():.1f}" == "2.0" and repr(x.new_empty(0, 2)).count("cuda:0") == 1
         assert torch.version.cuda and "cpu" not in torch.__version__
     assert (torch.__version__, torch.version.cuda, repr(x)) == before
+
+
+def test_answers__of_files_within_each_other__are_undone_to_what_was_there(write):
+    truth = torch.cuda.device_count, torch.cuda.get_device_name, torch.version.cuda, torch.__version__
+    outer, inner = (devices.Answers(str(Path(__file__).parent), devices.Target.parse("sm_90")) for _ in "12")
+    inner.target = devices.Target.parse("sm_80")
+    for within in ([outer, inner], [inner], [inner, outer], [outer]):
+        with contextlib.ExitStack() as stack:
+            for answers in within:
+                stack.enter_context(devices.answering(answers))
+                assert torch.cuda.get_device_name() == answers.target.card.name
+        now = torch.cuda.device_count, torch.cuda.get_device_name, torch.version.cuda, torch.__version__
+        assert all(one is other for one, other in zip(now, truth, strict=True))
 
 
 def test_device_questions__other_target__other_answer(write):

@@ -24,6 +24,7 @@ import triton
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
+from ..source import tree_nodes
 from .ir.nodes import GradWrite, Node, Store, nodes_in, real
 from .ir.refusal import Refusal
 from .ir.spelling import gradient_name
@@ -222,7 +223,7 @@ def _text(
     plain: Any, lines: list[str], constants: dict, wrt: Sequence | None, shapes: Shapes | None, dtype: str
 ) -> str:
     """Source of the file that holds the derivative."""
-    every = [n for n in ast.walk(ast.parse("\n".join(lines))) if isinstance(n, ast.FunctionDef)]
+    every = [n for n in tree_nodes(ast.parse("\n".join(lines))) if isinstance(n, ast.FunctionDef)]
     first = plain.__code__.co_firstlineno
     source = next(n for n in every if first in (n.lineno, *(d.lineno for d in n.decorator_list)))
     functions = {n.name: n for n in every}

@@ -20,6 +20,7 @@ import triton.language
 from .. import draw
 from ..errors import Unusable
 from ..forward import Forward
+from ..source import tree_nodes
 from .ir.nodes import GradWrite
 from .ir.refusal import Refusal
 from .ir.report import LineReport, Why
@@ -323,7 +324,7 @@ def _imports(fwd: Forward, text: str) -> list[str]:
 
 def _adopted_imports(fwd: Forward, text: str) -> str:
     """What the section imports for copies of functions of other modules, above what it imports itself."""
-    used = {n.id for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Name)}
+    used = {n.id for n in tree_nodes(ast.parse(text)) if isinstance(n, ast.Name)}
     lines = [line + "\n" for one in fwd.adopted.imports.statements(used) for line in break_line(one, WIDTH)]
     first = text.split("\n", 1)[0]
     return "".join([*lines, "" if first.startswith("import ") else "\n\n"]) if lines else ""
@@ -341,9 +342,10 @@ def _of_place(fwd: Forward, report: LineReport) -> LineReport:
 def _shadow_nothing(fwd: Forward, text: str) -> None:
     """The section stands below the forward in one file: a name of both would change the forward silently."""
     theirs = {name: node for node in fwd.tree.body for name in _bound(node)}
-    made = [node.name for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)]
+    body = ast.parse(text).body
+    made = [node.name for node in body if isinstance(node, ast.FunctionDef)]
     assert len(made) == len({*made}), "two functions have one name"
-    for name in (name for node in ast.parse(text).body for name in _bound(node)):
+    for name in (name for node in body for name in _bound(node)):
         if name in theirs:
             message = f"`{name}` is a name of this file, and the generated backward defines it too"
             raise Refusal("name", message, f"Rename `{name}`.").at(theirs[name], fwd.path)
@@ -356,13 +358,13 @@ def _bound(node: ast.stmt) -> list[str]:
     if isinstance(node, (ast.Import, ast.ImportFrom)):
         return [alias.asname or alias.name.split(".")[0] for alias in node.names]
     targets = node.targets if isinstance(node, ast.Assign) else []
-    return [name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)]
+    return [name.id for target in targets for name in tree_nodes(target) if isinstance(name, ast.Name)]
 
 
 def _name_classes(sites: list[trace.Site]) -> None:
     used: Counter[str] = Counter()
-    local = {n.id for s in sites for n in ast.walk(s.host) if isinstance(n, ast.Name)}
-    local |= {n.arg for s in sites for n in ast.walk(s.host) if isinstance(n, ast.arg)}
+    local = {n.id for s in sites for n in tree_nodes(s.host) if isinstance(n, ast.Name)}
+    local |= {n.arg for s in sites for n in tree_nodes(s.host) if isinstance(n, ast.arg)}
     for site in sites:
         base = "".join(part.capitalize() for part in site.kernel_name.split("_"))
         while base in local:  # a variable beside the launch
@@ -391,7 +393,7 @@ def _with_callers(fwd: Forward, hosts: dict[str, ast.FunctionDef]) -> dict[str, 
     every = HostFunctions(fwd.tree)
     functions = every.by_name
     calls = {
-        name: {every.called(node) for node in ast.walk(function)} for name, function in functions.items()
+        name: {every.called(node) for node in tree_nodes(function)} for name, function in functions.items()
     }
     reached, towards = {fwd.stub_name}, set(hosts)
     while more := {one for name in reached for one in calls[name] & calls.keys()} - reached:

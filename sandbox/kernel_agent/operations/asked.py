@@ -12,6 +12,7 @@ import ast
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from ..source import tree_nodes
 from .nameable import Names, allowed, imported
 
 # No dots: of "a.b" the package a is imported.
@@ -37,10 +38,10 @@ class Asked:
         """`folder`: the user's modules, of which none may have the name of a package that is asked."""
         self.names, self.folder = names, folder
         self.nodes: set[ast.AST] = set()
-        for node in ast.walk(tree):
+        for node in tree_nodes(tree):
             for chain in self._questions(node):
-                self.nodes |= {n for n in ast.walk(chain) if isinstance(n, (ast.Name, ast.Attribute))}
-        for function in (n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)):
+                self.nodes |= {n for n in tree_nodes(chain) if isinstance(n, (ast.Name, ast.Attribute))}
+        for function in (n for n in tree_nodes(tree) if isinstance(n, ast.FunctionDef)):
             self.nodes |= set(self._held(function))
 
     def may_import(self, node: ast.Import | ast.ImportFrom) -> bool:
@@ -84,7 +85,7 @@ class Asked:
     def _held(self, function: ast.FunctionDef) -> Iterator[ast.AST]:
         """`utils = triton.runtime.driver.active.utils`, where nothing is done with the name but to read what
         the lists have of it."""
-        inside = list(ast.walk(function))
+        inside = list(tree_nodes(function))
         declared = {name for n in inside if isinstance(n, (ast.Global, ast.Nonlocal)) for name in n.names}
         given = {arg.arg for arg in inside if isinstance(arg, ast.arg)}
         for node in inside:

@@ -14,6 +14,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
+from ..source import tree_nodes
 from .elsewhere import Elsewhere
 from .nameable import MODULES, Names, stored_in
 
@@ -70,13 +71,13 @@ class Borrowed:
                 found[path] = *known, calls
                 todo += calls
         launching = {
-            path for path, (_, function, _) in found.items() if any(map(_is_launch, ast.walk(function)))
+            path for path, (_, function, _) in found.items() if any(map(_is_launch, tree_nodes(function)))
         }
         while more := {p for p, (_, _, calls) in found.items() if calls & launching} - launching:
             launching |= more
         for path in launching:
             module, function, _ = found[path]
-            nodes = [n for n in ast.walk(function) if isinstance(n, ast.expr)]
+            nodes = [n for n in tree_nodes(function) if isinstance(n, ast.expr)]
             self._texts |= {self._written(n, module) for n in nodes}
             read = self.modules.setdefault(module.name, set())
             read |= {n.id for n in nodes if isinstance(n, ast.Name)}
@@ -84,7 +85,7 @@ class Borrowed:
                 home, _, name = path.rpartition(".")
                 if self._module(home) is not None:
                     self.modules.setdefault(home, set()).add(name)
-            read |= {n.id for b in _bases(module, function) for n in ast.walk(b) if isinstance(n, ast.Name)}
+            read |= {n.id for b in _bases(module, function) for n in tree_nodes(b) if isinstance(n, ast.Name)}
 
     def has(self, node: ast.expr) -> bool:
         """Whether an expression of the file stands in such a function, word for word but for what the file
@@ -100,7 +101,7 @@ class Borrowed:
 
     def _called(self, module: _Module, functions: Iterable[ast.FunctionDef]) -> Iterator[str]:
         for function in functions:
-            for node in ast.walk(function):
+            for node in tree_nodes(function):
                 if isinstance(node, ast.Call) and (path := self._path(node.func, module)) is not None:
                     yield path.removesuffix(".apply")
 

@@ -18,7 +18,7 @@ from triton.runtime.jit import JITFunction
 from .. import launches
 from ..draw import dtype_name
 from ..forward import Forward, Shape, load
-from ..source import words
+from ..source import tree_nodes, words
 
 
 def run(request: dict[str, Any], scratch: Path) -> dict[str, Any]:
@@ -122,7 +122,7 @@ def _line(kernel: JITFunction) -> int:
 def _launched(tree: ast.Module) -> set[str]:
     """Names that are subscripted somewhere, as in kernel[grid](...), or warmed up."""
     names = set()
-    for node in ast.walk(tree):
+    for node in tree_nodes(tree):
         method = isinstance(node, ast.Attribute) and node.attr in ("run", "warmup")
         owner = node.value if isinstance(node, ast.Subscript) or method else None  # type: ignore[attr-defined]
         if isinstance(owner, ast.Name):
@@ -136,7 +136,7 @@ def _called(fwd: Forward) -> set[str]:
     for launcher in fwd.kernels.values():
         kernel = launches.jit_function(launcher)
         assert kernel is not None
-        names.update(node.id for node in ast.walk(kernel.parse()) if isinstance(node, ast.Name))
+        names.update(node.id for node in tree_nodes(kernel.parse()) if isinstance(node, ast.Name))
     return names
 
 
@@ -149,7 +149,7 @@ def operations(fwd: Forward) -> list[str]:
     for launcher in fwd.kernels.values():
         kernel = launches.jit_function(launcher)
         assert kernel is not None
-        for node in ast.walk(kernel.parse()):
+        for node in tree_nodes(kernel.parse()):
             if isinstance(node, ast.Call):
                 name = _operation(node.func, kernel.get_capture_scope(), methods)
                 if name is not None:

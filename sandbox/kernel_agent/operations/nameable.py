@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import ast
 
-from ..source import words
+from ..source import tree_nodes, words
 
 _DTYPES = words(
     """float16 bfloat16 float32 float64 half float double float8_e4m3fn float8_e5m2 float8_e4m3fnuz
@@ -162,7 +162,7 @@ class Names:
     def __init__(self, tree: ast.Module) -> None:
         self.imported: dict[str, str] = {}
         self.several = set[str]()  # names that imports bind to different things
-        for node in ast.walk(tree):
+        for node in tree_nodes(tree):
             if isinstance(node, ast.Import):
                 for alias in node.names:
                     name = alias.name if alias.asname else alias.name.split(".")[0]
@@ -199,16 +199,16 @@ _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 def _hidden(tree: ast.Module) -> set[ast.AST]:
     """Names inside a function or comprehension that has a variable of that name: they mean no import."""
     found: set[ast.AST] = set()
-    for scope in ast.walk(tree):
+    for scope in tree_nodes(tree):
         if isinstance(scope, _SCOPES):
             inside: list[ast.AST] = [*scope.body] if isinstance(scope.body, list) else [scope.body]
-            own = {arg.arg for arg in ast.walk(scope.args) if isinstance(arg, ast.arg)} | stored_in(inside)
+            own = {arg.arg for arg in tree_nodes(scope.args) if isinstance(arg, ast.arg)} | stored_in(inside)
         elif isinstance(scope, _COMPREHENSIONS):
             inside = [scope]
             own = stored_in([generator.target for generator in scope.generators])
         else:
             continue
-        found |= {n for s in inside for n in ast.walk(s) if isinstance(n, ast.Name) and n.id in own}
+        found |= {n for s in inside for n in tree_nodes(s) if isinstance(n, ast.Name) and n.id in own}
     return found
 
 

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from ..source import MARKER
+from ..source import MARKER, tree_nodes
 
 TOOLS = ("memcheck", "racecheck", "initcheck")
 SECONDS = 100.0  # for one tool, unless the request says otherwise
@@ -67,7 +67,7 @@ def kernels_of(text: str) -> list[str]:
     """Names of the Triton kernels below the marker; of all in a file that has none there."""
     names = {
         node.name: node.lineno
-        for node in ast.walk(ast.parse(text))
+        for node in tree_nodes(ast.parse(text))
         if isinstance(node, ast.FunctionDef)
         and any(ast.unparse(made).split("(")[0].split(".")[-1] == "jit" for made in node.decorator_list)
     }

@@ -18,7 +18,7 @@ from typing import Any, TypeGuard
 
 from .. import handwritten
 from ..handwritten import HandWritten
-from ..source import MARKER, autodiff_names, backward_starts, parse, read, words
+from ..source import MARKER, autodiff_names, backward_starts, parse, read, tree_nodes, words
 from . import nameable as closed
 from .asked import Asked
 from .borrowed import Borrowed
@@ -121,22 +121,22 @@ def _bound(node: ast.stmt) -> set[str]:
     if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
         return {node.name}
     if isinstance(node, (ast.Assign, ast.AnnAssign)):
-        return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+        return {n.id for n in tree_nodes(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
     return set()
 
 
 def _declared(node: ast.AST) -> set[str]:
     """Names that a definition declares to be global."""
-    return {name for g in ast.walk(node) if isinstance(g, ast.Global) for name in g.names}
+    return {name for g in tree_nodes(node) if isinstance(g, ast.Global) for name in g.names}
 
 
 def _assignments(function: ast.AST, name: str) -> set[str] | None:
     """The statements that assign to a name; None where something else binds it."""
-    binds = {n for n in ast.walk(function) if _is_name(n, name) and not isinstance(n.ctx, ast.Load)}
+    binds = {n for n in tree_nodes(function) if _is_name(n, name) and not isinstance(n.ctx, ast.Load)}
     found: set[str] = set()
-    for node in ast.walk(function):
+    for node in tree_nodes(function):
         if isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
-            here = binds & set(ast.walk(node))
+            here = binds & set(tree_nodes(node))
             found |= {ast.dump(node)} if here else set()
             binds -= here
     return None if binds else found
@@ -145,8 +145,8 @@ def _assignments(function: ast.AST, name: str) -> set[str] | None:
 def _swallows_around_yield(node: ast.Try) -> bool:
     """Whether a context manager made of this may end what was raised inside its `with`."""
     ends = (ast.Return, ast.Break, ast.Continue)
-    swallows = node.handlers or any(isinstance(n, ends) for f in node.finalbody for n in ast.walk(f))
-    return bool(swallows) and any(isinstance(n, (ast.Yield, ast.YieldFrom)) for n in ast.walk(node))
+    swallows = node.handlers or any(isinstance(n, ends) for f in node.finalbody for n in tree_nodes(f))
+    return bool(swallows) and any(isinstance(n, (ast.Yield, ast.YieldFrom)) for n in tree_nodes(node))
 
 
 def _is_name(node: ast.AST, name: str) -> TypeGuard[ast.Name]:
@@ -171,7 +171,7 @@ class _Scanner:
         self.body = [node for node in tree.body if node.lineno > (start or 0)]
         self.names = Names(tree)
         self.asked = Asked(tree, self.names, elsewhere.folder if elsewhere is not None else None)
-        functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+        functions = [node for node in tree_nodes(tree) if isinstance(node, ast.FunctionDef)]
         self.kernels = {node.name: node for node in functions if closed.is_kernel(node, self.names)}
         self.own = self._find_own(function) if start is None else None
         self.entry = self._find_entry(functions)
@@ -181,12 +181,12 @@ class _Scanner:
         launching = self._stub_functions(with_methods=True) if self.own is None else ()
         self.borrowed = Borrowed(tree, self.names, launching, elsewhere)
         self.forward_side = self._forward_side()
-        self.judged = {node for part in self.taking_part for node in ast.walk(part)}
+        self.judged = {node for part in self.taking_part for node in tree_nodes(part)}
         assigned = [part for part in self.taking_part if isinstance(part, (ast.Assign, ast.AnnAssign))]
-        self.settings = {node for part in assigned for node in ast.walk(part)}
+        self.settings = {node for part in assigned for node in tree_nodes(part)}
         self.contexts, self.context_of = self._contexts()
         self.stored = {n.attr for n in self.contexts if not isinstance(n.ctx, ast.Load)} | {
-            f.name for f in ast.walk(tree) if isinstance(f, ast.FunctionDef)
+            f.name for f in tree_nodes(tree) if isinstance(f, ast.FunctionDef)
         }
 
     def _stubs(self) -> list[ast.FunctionDef]:
@@ -194,7 +194,7 @@ class _Scanner:
         names = autodiff_names(self.tree)
         return [
             node
-            for node in ast.walk(self.tree)
+            for node in tree_nodes(self.tree)
             if isinstance(node, ast.FunctionDef)
             for decorator in node.decorator_list
             if isinstance(decorator, ast.Call) and _last_name(decorator.func) in names
@@ -244,14 +244,14 @@ class _Scanner:
             if node in found:
                 continue
             found.append(node)
-            names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+            names = {n.id for n in tree_nodes(node) if isinstance(n, ast.Name)}
             todo += [functions[name] for name in sorted(names & functions.keys())]
         return found
 
     def _stub_texts(self) -> set[str]:
         """Every expression of the stub, and of what it calls, as written in the forward part."""
         reached = self._stub_functions()
-        return {ast.dump(node) for f in reached for node in ast.walk(f) if isinstance(node, ast.expr)}
+        return {ast.dump(node) for f in reached for node in tree_nodes(f) if isinstance(node, ast.expr)}
 
     def _stub_functions(self, with_methods: bool = False) -> list[ast.FunctionDef]:
         """The stub, and what it calls, in the forward part; `with_methods`: forwards of Functions that are
@@ -260,7 +260,7 @@ class _Scanner:
         stubs = [f for f in self._functions().values() if f.name in names and f not in self.body]
         reached = [f for f in self._reached(stubs) if f not in self.body]
         named = (
-            {n.id for f in reached for n in ast.walk(f) if isinstance(n, ast.Name)} if with_methods else ()
+            {n.id for f in reached for n in tree_nodes(f) if isinstance(n, ast.Name)} if with_methods else ()
         )
         owners = [n for n in self.tree.body if isinstance(n, ast.ClassDef) and n.name in named]
         methods = [m for n in owners if n not in self.body for m in n.body if isinstance(m, ast.FunctionDef)]
@@ -279,7 +279,7 @@ class _Scanner:
         roots = methods + ([self.entry] if self.entry is not None else [])
         shared = self._reached(backwards)
         mine = [f for f in self._reached(roots) if f not in shared and (f in self.body or f in methods)]
-        return {node for f in mine for node in ast.walk(f)}
+        return {node for f in mine for node in tree_nodes(f)}
 
     def _is_stubs_own(self, node: ast.expr) -> bool:
         """Of a module that people wrote themselves the whole forward is."""
@@ -302,7 +302,7 @@ class _Scanner:
     @cached_property
     def _asked(self) -> set[ast.expr]:
         """The `values` of which an entry is called."""
-        called = [n.func for n in ast.walk(self.tree) if isinstance(n, ast.Call)]
+        called = [n.func for n in tree_nodes(self.tree) if isinstance(n, ast.Call)]
         entries = [func.value for func in called if isinstance(func, ast.Subscript)]
         return {value for value in entries if isinstance(value, ast.Attribute) and value.attr == "values"}
 
@@ -326,7 +326,7 @@ class _Scanner:
             part = todo.pop(0)
             if part not in found:
                 found.append(part)
-                said = {n.id for n in ast.walk(part) if isinstance(n, ast.Name)}
+                said = {n.id for n in tree_nodes(part) if isinstance(n, ast.Name)}
                 todo += [node for name in sorted(said & named.keys()) for node in named[name]]
         return found
 
@@ -342,7 +342,7 @@ class _Scanner:
                     continue
                 if method.name not in methods or (methods is _MAKERS and method.decorator_list):
                     continue
-                name, nodes = method.args.args[0].arg, list(ast.walk(method))
+                name, nodes = method.args.args[0].arg, list(tree_nodes(method))
                 if any(_is_name(n, name) and not isinstance(n.ctx, ast.Load) for n in nodes):
                     continue  # bound to something else on the way
                 attributes |= {n for n in nodes if isinstance(n, ast.Attribute) and _is_name(n.value, name)}
@@ -373,7 +373,7 @@ class _Scanner:
         """The kernels of a pair's backward that it launches by their names."""
         launched = {
             node.func.value.id
-            for node in ast.walk(self.tree)
+            for node in tree_nodes(self.tree)
             if isinstance(node, ast.Call)
             and isinstance(node.func, ast.Subscript)
             and isinstance(node.func.value, ast.Name)
@@ -413,7 +413,7 @@ class _Scanner:
     def _launches(self, node: ast.AST, seen: set[str]) -> bool:
         """Whether a launch is reached from here, directly or through functions of this file."""
         functions = self._functions()
-        for inner in ast.walk(node):
+        for inner in tree_nodes(node):
             if _is_launch(inner):
                 return True
             name = inner.id if isinstance(inner, ast.Name) else None
@@ -424,7 +424,7 @@ class _Scanner:
     def _imports(self) -> Iterator[Finding]:
         """Of a module that people wrote themselves only what takes part: what is imported is judged where it
         is named."""
-        for node in ast.walk(self.tree):
+        for node in tree_nodes(self.tree):
             if not isinstance(node, (ast.Import, ast.ImportFrom)):
                 continue
             mine = self._is_mine(node)
@@ -488,7 +488,7 @@ class _Scanner:
     def _patches(self) -> Iterator[Finding]:
         """The rest of a module that people wrote themselves is theirs, but the oracle's process imports it
         too: it changes nothing of other modules, and looks for none."""
-        for node in ast.walk(self.tree):
+        for node in tree_nodes(self.tree):
             said = self._patch(node) if node not in self.judged - self.settings else None
             if said is not None:
                 message = f"{said}: what judges the module runs beside it, and stays as it is"
@@ -519,10 +519,10 @@ class _Scanner:
         """A kernel's body is triton.language: interpreted, it could otherwise run any host code."""
         host = {n.name for n in self.tree.body if isinstance(n, (ast.FunctionDef, ast.ClassDef))}
         host -= set(self.kernels)
-        own = {arg.arg for arg in ast.walk(kernel.args) if isinstance(arg, ast.arg)}
-        names = [n for n in ast.walk(kernel) if isinstance(n, ast.Name)]
+        own = {arg.arg for arg in tree_nodes(kernel.args) if isinstance(arg, ast.arg)}
+        names = [n for n in tree_nodes(kernel) if isinstance(n, ast.Name)]
         own |= {n.id for n in names if isinstance(n.ctx, ast.Store)}
-        for node in (node for statement in kernel.body for node in ast.walk(statement)):
+        for node in (node for statement in kernel.body for node in tree_nodes(statement)):
             if isinstance(node, ast.Name) and not node.id.startswith("__"):
                 root = (self.names.path(node) or "").split(".")[0]
                 if node.id not in (FORBIDDEN_NAMES | host) - own and root in ("", "triton", "math"):
@@ -540,8 +540,8 @@ class _Scanner:
             else:
                 continue
             yield Finding("kernel", "reject", node.lineno, f"the kernel {kernel.name} uses {what}")
-        for call in (node for node in ast.walk(kernel) if isinstance(node, ast.Call)):
-            if _is_name(call.func, "isinstance") and any(self._is_of_language(n) for n in ast.walk(call)):
+        for call in (node for node in tree_nodes(kernel) if isinstance(node, ast.Call)):
+            if _is_name(call.func, "isinstance") and any(self._is_of_language(n) for n in tree_nodes(call)):
                 message = (
                     f"the kernel {kernel.name} asks how a value is kept, which is another if it is compiled"
                 )
@@ -556,7 +556,7 @@ class _Scanner:
     def _notes(self, kernel: ast.FunctionDef) -> Iterator[Finding]:
         """What a kernel leaves to the machine: one of each is told, at its first line."""
         told: set[str] = set()
-        for node in ast.walk(kernel):
+        for node in tree_nodes(kernel):
             path = self.names.path(node.func) if isinstance(node, ast.Call) else None
             given = {keyword.arg for keyword in node.keywords} if isinstance(node, ast.Call) else set()
             if path == "triton.language.load" and "mask" in given and "other" not in given:
@@ -577,15 +577,15 @@ class _Scanner:
         cleared = self._cleared(kernel)
         if cleared is None:
             return
-        parameters = {arg.arg for arg in ast.walk(kernel.args) if isinstance(arg, ast.arg)}
+        parameters = {arg.arg for arg in tree_nodes(kernel.args) if isinstance(arg, ast.arg)}
         pointers = {
             target.id: node.value
-            for node in ast.walk(kernel)
+            for node in tree_nodes(kernel)
             if isinstance(node, ast.Assign)
             for target in node.targets
             if isinstance(target, ast.Name)
         }
-        for node in ast.walk(kernel):
+        for node in tree_nodes(kernel):
             if not isinstance(node, ast.Call) or self.names.path(node.func) not in _ADDING or not node.args:
                 continue
             to, seen = _first_term(node.args[0]), set[str]()
@@ -608,7 +608,7 @@ class _Scanner:
             name = configs.id
             assigned = [n for n in self.tree.body if isinstance(n, ast.Assign) and name in _bound(n)]
             configs = assigned[-1].value if assigned else None
-        said = [*ast.walk(tuners[0]), *(ast.walk(configs) if configs is not None else ())]
+        said = [*tree_nodes(tuners[0]), *(tree_nodes(configs) if configs is not None else ())]
         if any(isinstance(node, ast.keyword) and node.arg in ("pre_hook", None) for node in said):
             return None
         several = isinstance(configs, ast.ListComp) or (
@@ -617,7 +617,7 @@ class _Scanner:
         lists = [given[name] for name in ("reset_to_zero", "restore_value") if name in given]
         if not several or not all(isinstance(value, (ast.List, ast.Tuple)) for value in lists):
             return None
-        constants = [n for value in lists for n in ast.walk(value) if isinstance(n, ast.Constant)]
+        constants = [n for value in lists for n in tree_nodes(value) if isinstance(n, ast.Constant)]
         return {n.value for n in constants if isinstance(n.value, str)}
 
     def _host_nodes(self) -> Iterator[ast.AST]:
@@ -677,20 +677,20 @@ class _Scanner:
     def _is_variable(self, name: str) -> bool:
         """A parameter may well be called `input`; nothing harmful hides behind that name."""
         return name in ("input", "vars") and any(
-            isinstance(node, ast.arg) and node.arg == name for node in ast.walk(self.tree)
+            isinstance(node, ast.arg) and node.arg == name for node in tree_nodes(self.tree)
         )
 
     @cached_property
     def _roots(self) -> set[ast.AST]:
         """What stands before a dot, or is looked into by a literal name: the whole chain is judged."""
-        chains = [node for node in ast.walk(self.tree) if isinstance(node, ast.Attribute)]
+        chains = [node for node in tree_nodes(self.tree) if isinstance(node, ast.Attribute)]
         return {node.value for node in (*chains, *self._literal_lookups.values())}
 
     @cached_property
     def _literal_lookups(self) -> dict[ast.AST, ast.Attribute]:
         """The `getattr` and `hasattr` of calls with a literal name, and the attributes that they read."""
         found: dict[ast.AST, ast.Attribute] = {}
-        for node in ast.walk(self.tree):
+        for node in tree_nodes(self.tree):
             if not isinstance(node, ast.Call) or len(node.args) < 2 or node.keywords:
                 continue
             name = node.args[1]
@@ -794,7 +794,7 @@ class _Scanner:
         has just been made, and the second runs a generator around a `with` block, which is scanned where it
         is written; called otherwise, wraps would set attributes of anything."""
         found: set[ast.AST] = set()
-        for function in (n for n in ast.walk(self.tree) if isinstance(n, ast.FunctionDef) and self.own):
+        for function in (n for n in tree_nodes(self.tree) if isinstance(n, ast.FunctionDef) and self.own):
             for decorator in function.decorator_list:
                 call = decorator if isinstance(decorator, ast.Call) else None
                 if call is not None and self.names.path(call.func) == "functools.wraps":
@@ -807,7 +807,7 @@ class _Scanner:
 
     @cached_property
     def _calls(self) -> dict[ast.AST, ast.Call]:
-        return {node.func: node for node in ast.walk(self.tree) if isinstance(node, ast.Call)}
+        return {node.func: node for node in tree_nodes(self.tree) if isinstance(node, ast.Call)}
 
     def _class(self, node: ast.ClassDef) -> Iterator[Finding]:
         """A class that is not what its name says runs host code where nobody sees a call."""

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable
 from types import CodeType
 from typing import TYPE_CHECKING, Any, TypeGuard
 
+from ..source import tree_nodes
+
 if TYPE_CHECKING:
     from kernel_agent.torch_tl.runtime import Runtime
 
@@ -69,14 +71,16 @@ def _compiled(function: Callable[..., Any]) -> CodeType:
 
 def loads(node: ast.AST) -> list[tuple[str, int]]:
     """Each time that a variable is read, and the line."""
-    names = [part for part in ast.walk(node) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Load)]
-    updates = [part.target for part in ast.walk(node) if is_update(part)]
+    names = [
+        part for part in tree_nodes(node) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Load)
+    ]
+    updates = [part.target for part in tree_nodes(node) if is_update(part)]
     return [(name.id, name.lineno) for name in (*names, *updates) if isinstance(name, ast.Name)]
 
 
 def stores(node: ast.AST) -> set[str]:
     return {
-        name.id for name in ast.walk(node) if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store)
+        name.id for name in tree_nodes(node) if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store)
     }
 
 
@@ -96,7 +100,7 @@ def leaves(node: ast.AST, loop: bool = False) -> bool:
 def placeless(text: str) -> ast.stmt:
     """A statement that is in no line yet."""
     (made,) = ast.parse(text).body
-    for part in ast.walk(made):
+    for part in tree_nodes(made):
         for place in ("lineno", "end_lineno", "col_offset", "end_col_offset"):
             if hasattr(part, place):
                 delattr(part, place)
@@ -125,7 +129,7 @@ class Rewriter(ast.NodeTransformer):
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
         self.loads = loads(node)
-        self.variables = stores(node) | {arg.arg for arg in ast.walk(node.args) if isinstance(arg, ast.arg)}
+        self.variables = stores(node) | {arg.arg for arg in tree_nodes(node.args) if isinstance(arg, ast.arg)}
         node.decorator_list = []
         node.returns = None
         for arg in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs):

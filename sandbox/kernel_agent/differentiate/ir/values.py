@@ -7,6 +7,7 @@ import ast
 from dataclasses import dataclass, field
 from typing import Any
 
+from ...source import tree_nodes
 from .graph import Graph
 from .nodes import For, Node, Region, Store, nodes_in
 
@@ -193,7 +194,7 @@ def offset_name(name: str) -> str:
 
 
 def returns(node: ast.If) -> bool:
-    return any(isinstance(child, ast.Return) for child in ast.walk(node))
+    return any(isinstance(child, ast.Return) for child in tree_nodes(node))
 
 
 def counted(
@@ -219,7 +220,7 @@ def counted(
         body = others if node.body[-1] is statement else node.body
         changed = set(assigned_names(others))
         asked = [e for e in (high, step, low) if e is not None]
-        used = {n.id for e in asked for n in ast.walk(e) if isinstance(n, ast.Name)}
+        used = {n.id for e in asked for n in tree_nodes(e) if isinstance(n, ast.Name)}
         if name not in changed | used and not used & changed:
             return name, high, step, body, low
     return None
@@ -262,7 +263,7 @@ def assigned_names(body: list[ast.stmt]) -> list[str]:
     return [
         node.id
         for statement in body
-        for node in ast.walk(statement)
+        for node in tree_nodes(statement)
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
     ]
 

@@ -13,6 +13,7 @@ from types import FrameType
 
 from triton import KernelInterface
 
+from ...source import tree_nodes
 from ..ir.refusal import Refusal
 from .host_functions import HostFunctions
 
@@ -51,7 +52,7 @@ def _lines(function: ast.FunctionDef) -> range:
 
 def _calls(function: ast.FunctionDef, frame: FrameType) -> list[ast.Call]:
     """The call that a frame of a function is in; where it is in something else, as a `with`, those within."""
-    found = [node for node in ast.walk(function) if isinstance(node, ast.Call)]
+    found = [node for node in tree_nodes(function) if isinstance(node, ast.Call)]
     line, end, column, last = next(islice(frame.f_code.co_positions(), frame.f_lasti // 2, None))
     if line is None or end is None or column is None or last is None:
         return []
@@ -63,7 +64,7 @@ def _calls(function: ast.FunctionDef, frame: FrameType) -> list[ast.Call]:
 
 def _decorates(function: ast.FunctionDef, inner: ast.FunctionDef) -> bool:
     """Whether a frame is of what a decorator has made around a function."""
-    names = {n.id for d in inner.decorator_list for n in ast.walk(d) if isinstance(n, ast.Name)}
+    names = {n.id for d in inner.decorator_list for n in tree_nodes(d) if isinstance(n, ast.Name)}
     return function.name in names
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from ...forward import Forward
 from ...launches import jit_function
+from ...source import tree_nodes
 from .trace import CALLED, OURS
 
 # Modules that are imported by their own names; others are taken from where a function has them.
@@ -31,8 +32,8 @@ class Unclear(Exception):
 
 def bound_in(node: ast.AST) -> set[str]:
     """Names that a function, or something within it, has of its own."""
-    found = {n.arg for n in ast.walk(node) if isinstance(n, ast.arg)}
-    for one in ast.walk(node):
+    found = {n.arg for n in tree_nodes(node) if isinstance(n, ast.arg)}
+    for one in tree_nodes(node):
         if isinstance(one, ast.Name) and not isinstance(one.ctx, ast.Load):
             found.add(one.id)
         elif isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) and one is not node:
@@ -49,7 +50,7 @@ def globals_of(node: ast.FunctionDef) -> set[str]:
     its text would mean something else in another file."""
     bare = copy.deepcopy(node)
     bare.decorator_list = []
-    for one in ast.walk(bare):
+    for one in tree_nodes(bare):
         if isinstance(one, ast.arg):
             one.annotation = None
         elif isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef)):
@@ -59,10 +60,10 @@ def globals_of(node: ast.FunctionDef) -> set[str]:
         elif isinstance(one, ast.ImportFrom) and one.level:
             raise Unclear(f"{node.name} imports from its package")
     defaults = [*bare.args.defaults, *(d for d in bare.args.kw_defaults if d is not None)]
-    if any(isinstance(part, _MADE_ANEW) for one in defaults for part in ast.walk(one)):
+    if any(isinstance(part, _MADE_ANEW) for one in defaults for part in tree_nodes(one)):
         raise Unclear(f"{node.name} has a default that is made when it is defined")
     outside = {
-        n.id for one in (*node.decorator_list, *defaults) for n in ast.walk(one) if isinstance(n, ast.Name)
+        n.id for one in (*node.decorator_list, *defaults) for n in tree_nodes(one) if isinstance(n, ast.Name)
     }
     try:
         table = symtable.symtable(ast.unparse(bare), "<function>", "exec").get_children()[0]
@@ -104,7 +105,7 @@ class Imports:
     def seen(self, tree: ast.Module) -> None:
         """A module whose functions are read."""
         self.set_anew |= _set_from_outside(tree)
-        self.set_anew |= {n for one in ast.walk(tree) if isinstance(one, ast.Global) for n in one.names}
+        self.set_anew |= {n for one in tree_nodes(tree) if isinstance(one, ast.Global) for n in one.names}
 
     def free(self, wanted: str) -> str:
         """A name like this one that nothing else has."""
@@ -192,7 +193,7 @@ def _importable(module: ModuleType) -> str:
 def _set_from_outside(tree: ast.Module) -> set[str]:
     """Attributes that the text of a module sets: of other modules, perhaps."""
     return {
-        n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute) and not isinstance(n.ctx, ast.Load)
+        n.attr for n in tree_nodes(tree) if isinstance(n, ast.Attribute) and not isinstance(n.ctx, ast.Load)
     }
 
 

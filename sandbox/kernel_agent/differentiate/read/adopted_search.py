@@ -15,6 +15,7 @@ import torch
 
 from ...forward import Forward
 from ...launches import jit_function
+from ...source import tree_nodes
 from .adopted_names import bound_in
 from .host_functions import HostFunctions
 
@@ -67,7 +68,7 @@ class Search:
                 continue
             reached.add(name)
             function = own.by_name[name]
-            todo += [called for node in ast.walk(function) if (called := own.called(node))]
+            todo += [called for node in tree_nodes(function) if (called := own.called(node))]
             for call, value in self._called(function, vars(self.fwd.module)):
                 if own.called(call) in own.by_name:
                     continue
@@ -87,7 +88,7 @@ class Search:
     def _called(self, function: ast.FunctionDef, names: dict[str, Any]) -> Iterator[tuple[ast.Call, Any]]:
         """The calls of what is known outside of a function, each with that."""
         bound = bound_in(function)
-        for node in ast.walk(function):
+        for node in tree_nodes(function):
             if isinstance(node, ast.Call):
                 value = resolved(node.func, names, bound)
                 value = _of_apply(value)
@@ -102,7 +103,7 @@ class Search:
             if found is not None:
                 self._found[id(value)] = found
                 names, bound = vars(found.module), bound_in(found.node)
-                found.launches = any(_is_launch(node, names, bound) for node in ast.walk(found.node))
+                found.launches = any(_is_launch(node, names, bound) for node in tree_nodes(found.node))
                 for call, inner in self._called(found.node, names):
                     if (one := self._find(inner, _last(call.func), via)) is not None:
                         found.calls.append((call.func, one))
@@ -153,12 +154,12 @@ class Search:
     def _note_handed(self, function: ast.FunctionDef, names: dict[str, Any], needed: list[Found]) -> None:
         """Note which functions stand in a text as values: who gets one calls it where it is."""
         bound = bound_in(function)
-        callees = {id(node.func) for node in ast.walk(function) if isinstance(node, ast.Call)}
+        callees = {id(node.func) for node in tree_nodes(function) if isinstance(node, ast.Call)}
         applied = {
-            id(n.value) for n in ast.walk(function) if id(n) in callees and isinstance(n, ast.Attribute)
+            id(n.value) for n in tree_nodes(function) if id(n) in callees and isinstance(n, ast.Attribute)
         }
         by_value = {id(one.value): one for one in needed}
-        for node in ast.walk(function):
+        for node in tree_nodes(function):
             if isinstance(node, (ast.Name, ast.Attribute)) and id(node) not in callees | applied:
                 value = _of_apply(resolved(node, names, bound))
                 if id(value) in by_value:
@@ -212,7 +213,7 @@ def _bindings(tree: ast.Module, name: str) -> int:
         node = todo.pop()
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             count += node.name == name
-            count += sum(name in g.names for g in ast.walk(node) if isinstance(g, ast.Global))
+            count += sum(name in g.names for g in tree_nodes(node) if isinstance(g, ast.Global))
             continue
         if isinstance(node, ast.Name) and node.id == name and not isinstance(node.ctx, ast.Load):
             count += 1

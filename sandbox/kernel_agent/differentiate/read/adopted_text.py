@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from ...launches import jit_function
+from ...source import tree_nodes
 from .adopted_names import Imports, Unclear, bound_in, globals_of
 from .adopted_search import Found, resolved
 from .host_functions import HostFunctions
@@ -162,17 +163,17 @@ class Text:
         for callee, called in one.calls:
             if called in self.functions:
                 lines.replace(lines.begin(callee), lines.end(callee), _called(called))
-        for part in ast.walk(node):
+        for part in tree_nodes(node):
             if isinstance(part, ast.JoinedStr):
-                apart |= {id(n) for n in ast.walk(part)}
+                apart |= {id(n) for n in tree_nodes(part)}
                 text = self._spelled(part, one, names)
                 if text != ast.unparse(part):
                     lines.replace(lines.begin(part), lines.end(part), text)
             elif isinstance(part, ast.Call) and isinstance(part.func, ast.Subscript):
                 self._edit_launch(lines, part.func.value, one, bound)
         annotations = _annotations(node)
-        apart |= {id(n) for one_of in annotations for n in ast.walk(one_of)}
-        for part in ast.walk(node):
+        apart |= {id(n) for one_of in annotations for n in tree_nodes(one_of)}
+        for part in tree_nodes(node):
             if isinstance(part, ast.Name) and part.id in names and id(part) not in apart:
                 text = self.imports.spelled(one.module, part.id)
                 if text != part.id:
@@ -227,8 +228,8 @@ def _leave_annotations(lines: Lines, given: ast.arguments) -> None:
 
 
 def _annotations(node: ast.AST) -> list[ast.expr]:
-    found = [n.annotation for n in ast.walk(node) if isinstance(n, (ast.arg, ast.AnnAssign))]
-    found += [n.returns for n in ast.walk(node) if isinstance(n, ast.FunctionDef)]
+    found = [n.annotation for n in tree_nodes(node) if isinstance(n, (ast.arg, ast.AnnAssign))]
+    found += [n.returns for n in tree_nodes(node) if isinstance(n, ast.FunctionDef)]
     return [one for one in found if one is not None]
 
 

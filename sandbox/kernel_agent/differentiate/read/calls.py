@@ -13,6 +13,7 @@ from typing import Any
 import triton.language as tl
 from triton.runtime.jit import ConstexprFunction
 
+from ...source import tree_nodes
 from ..ir.nodes import For, Node, Store, walk
 from ..ir.refusal import Refusal
 from ..ir.values import BlockPtr, DType, Either, Poison, Ptr, is_helper
@@ -27,7 +28,7 @@ class Calls(Expressions):
         before = len(self.effects)
         value = self._called(node)
         if isinstance(value, Node) and not self.depth and len(self.effects) == before:
-            names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+            names = {n.id for n in tree_nodes(node) if isinstance(n, ast.Name)}
             self.called.append((node, value, {name: self.env.get(name) for name in names}))
         elif isinstance(value, Node) and not self.depth and self.g.here is self.g.top:
             loops = self.effects[before:]
@@ -114,7 +115,7 @@ class Calls(Expressions):
             helper = ast.parse(textwrap.dedent(inspect.getsource(function.fn))).body[0]
         except (OSError, SyntaxError, TypeError):
             return None
-        for node in ast.walk(helper):
+        for node in tree_nodes(helper):
             if hasattr(node, "lineno"):
                 node.lineno = node.end_lineno = line  # type: ignore[attr-defined]
         return helper if isinstance(helper, ast.FunctionDef) else None

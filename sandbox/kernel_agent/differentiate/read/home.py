@@ -14,6 +14,7 @@ from triton.runtime.autotuner import Heuristics
 
 from ...forward import Forward
 from ...launches import Launch, is_launcher
+from ...source import tree_nodes
 from ..ir.refusal import Refusal
 
 KNOWN = ("triton", "math", "torch")  # modules that the generated section may import
@@ -42,8 +43,8 @@ class Home:
             return not self.imported and rule.id in self.functions
         if not isinstance(rule, ast.Lambda) or len(rule.args.args) != 1:
             return False
-        own = {a.arg for a in ast.walk(rule) if isinstance(a, ast.arg)} | vars(builtins).keys()
-        used = {n.id for n in ast.walk(rule) if isinstance(n, ast.Name)} - own
+        own = {a.arg for a in tree_nodes(rule) if isinstance(a, ast.arg)} | vars(builtins).keys()
+        used = {n.id for n in tree_nodes(rule) if isinstance(n, ast.Name)} - own
         return not self.imported or all(self._is_module(name) for name in used)
 
     def _is_module(self, name: str) -> bool:

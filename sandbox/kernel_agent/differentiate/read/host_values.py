@@ -11,6 +11,7 @@ import ast
 import copy
 from collections.abc import Iterator
 
+from ...source import tree_nodes
 from .host_functions import Method
 
 # What is asked of a tensor and has none of its values, and what cuts off its gradient.
@@ -40,12 +41,12 @@ class Host:
         self.calls = [
             call
             for other in functions.values()
-            for call in ast.walk(other)
+            for call in tree_nodes(other)
             if isinstance(call, ast.Call)
             and isinstance(call.func, ast.Name)
             and call.func.id == function.name
         ]
-        self.parameters = {a.arg for a in ast.walk(function.args) if isinstance(a, ast.arg)}
+        self.parameters = {a.arg for a in tree_nodes(function.args) if isinstance(a, ast.arg)}
         self.assigned: dict[str, list[ast.expr | None]] = {}  # None: by a loop or in place
         for node in _before(function, until):
             self._note(node)
@@ -69,7 +70,7 @@ class Host:
             return
         for target in targets:
             for part, own in _unpacked(target, value):
-                for name in ast.walk(part):
+                for name in tree_nodes(part):
                     if isinstance(name, ast.Name):
                         self.assigned.setdefault(name.id, []).append(own)
 
@@ -121,7 +122,7 @@ class Host:
         named = sum(
             isinstance(node, ast.Name) and node.id == self.function.name
             for other in self.helpers.values()
-            for node in ast.walk(other)
+            for node in tree_nodes(other)
         )
         if (
             self.function.name in self.handed
@@ -162,7 +163,7 @@ class Host:
         ):
             return isinstance(node, (ast.IfExp, ast.BoolOp))
         helper = self.helpers[node.func.id]
-        returned = [n.value for n in ast.walk(helper) if isinstance(n, ast.Return) and n.value is not None]
+        returned = [n.value for n in tree_nodes(helper) if isinstance(n, ast.Return) and n.value is not None]
         there = Host(helper, self.helpers, self.constant, self.handed)
         return len(returned) > 1 or any(map(there.changes, returned))
 
@@ -182,8 +183,8 @@ class Host:
         values = self.assigned.get(name or "", [])
         if len(values) + (name in self.parameters) != 1 or None in values:
             return False
-        loops = [n for n in ast.walk(self.function) if isinstance(n, (ast.For, ast.While))]
-        return not any(n is value for loop in loops for n in ast.walk(loop) for value in values)
+        loops = [n for n in tree_nodes(self.function) if isinstance(n, (ast.For, ast.While))]
+        return not any(n is value for loop in loops for n in tree_nodes(loop) for value in values)
 
     def fresh(self, written: ast.expr, launch: ast.Call) -> bool:
         """Whether an output is allocated right before its launch each time, so that it holds nothing."""
@@ -197,7 +198,7 @@ class Host:
         ):
             return False
         first = min(value.lineno for value in values if value is not None)
-        for node in ast.walk(self.function):
+        for node in tree_nodes(self.function):
             body = (node.lineno, node.end_lineno or 0) if isinstance(node, (ast.For, ast.While)) else (0, 0)
             if body[0] <= launch.lineno <= body[1] and first < body[0]:
                 return False  # a later turn of the loop finds what an earlier one wrote
@@ -212,7 +213,7 @@ class Host:
 
 def _before(function: ast.FunctionDef, call: ast.Call | None) -> list[ast.AST]:
     """What is done in a function until it makes a call: not the statement of that, nor those behind it."""
-    every = list(ast.walk(function))
+    every = list(tree_nodes(function))
     above = {child: node for node in every for child in ast.iter_child_nodes(node)}
     around: list[ast.AST] = [] if call is None else [call]
     while around and around[-1] is not function:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Collection
 
+from ...source import tree_nodes
 from ..ir.values import assigned_names
 
 ONE = ast.Constant(1)
@@ -28,7 +29,7 @@ def behind(loop: ast.For, tl: str, known: Collection[str]) -> tuple[ast.For, ast
             return None
     first, end = (ast.Constant(0), bounds[0]) if len(bounds) == 1 else (bounds[0], bounds[1])
     step = bounds[2] if len(bounds) > 2 else ONE
-    if not _is_last(test, loop.target, end, step) or any(isinstance(n, ast.Return) for n in ast.walk(last)):
+    if not _is_last(test, loop.target, end, step) or any(isinstance(n, ast.Return) for n in tree_nodes(last)):
         return None
     changed = {*assigned_names(loop.body), name}
     used = _loaded([first, end, step])
@@ -64,7 +65,7 @@ def _text(node: ast.expr) -> str:
 
 
 def _loaded(nodes: Collection[ast.AST]) -> set[str]:
-    return {n.id for node in nodes for n in ast.walk(node) if isinstance(n, ast.Name) and _is_load(n)}
+    return {n.id for node in nodes for n in tree_nodes(node) if isinstance(n, ast.Name) and _is_load(n)}
 
 
 def _is_load(name: ast.Name) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from ...forward import Forward
 from ...launches import jit_function
+from ...source import tree_nodes
 from .host_functions import HostFunctions
 
 
@@ -36,17 +37,17 @@ def hoist(fwd: Forward) -> None:
 
 
 def _launches(function: ast.FunctionDef) -> Iterator[ast.Call]:
-    for node in ast.walk(function):
+    for node in tree_nodes(function):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript):
             yield node
 
 
 def _assigned(function: ast.FunctionDef, name: str) -> ast.expr | None:
     """The one value of a variable; None where there are others, or none."""
-    stores = [n for n in ast.walk(function) if isinstance(n, ast.Name) and n.id == name and _is_store(n)]
+    stores = [n for n in tree_nodes(function) if isinstance(n, ast.Name) and n.id == name and _is_store(n)]
     found = [
         n.value
-        for n in ast.walk(function)
+        for n in tree_nodes(function)
         if isinstance(n, ast.Assign) and len(n.targets) == 1 and n.targets[0] in stores
     ]
     return found[0] if len(stores) == len(found) == 1 and name not in _parameters(function) else None
@@ -57,22 +58,22 @@ def _is_store(name: ast.Name) -> bool:
 
 
 def _parameters(node: ast.AST) -> set[str]:
-    return {n.arg for n in ast.walk(node) if isinstance(n, ast.arg)}
+    return {n.arg for n in tree_nodes(node) if isinstance(n, ast.arg)}
 
 
 def _bound(node: ast.AST) -> set[str]:
     """What an expression, or a function, gives names to."""
-    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and _is_store(n)} | _parameters(node)
+    return {n.id for n in tree_nodes(node) if isinstance(n, ast.Name) and _is_store(n)} | _parameters(node)
 
 
 def _used(value: ast.expr) -> set[str]:
-    return {n.id for n in ast.walk(value) if isinstance(n, ast.Name)} - _bound(value)
+    return {n.id for n in tree_nodes(value) if isinstance(n, ast.Name)} - _bound(value)
 
 
 def _locals(function: ast.FunctionDef, value: ast.expr) -> set[str]:
     """The names that a function has of its own, besides those within an expression."""
-    within = {id(n) for n in ast.walk(value)}
-    nodes = [n for n in ast.walk(function) if id(n) not in within]
+    within = {id(n) for n in tree_nodes(value)}
+    nodes = [n for n in tree_nodes(function) if id(n) not in within]
     stored = {n.id for n in nodes if isinstance(n, ast.Name) and _is_store(n)}
     return stored | {n.arg for n in nodes if isinstance(n, ast.arg)}
 

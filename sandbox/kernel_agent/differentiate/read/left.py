@@ -8,12 +8,17 @@ from __future__ import annotations
 
 import ast
 
+from ...source import tree_nodes
+
 
 def is_left(stub: str, host: ast.FunctionDef, call: ast.Call, passed: ast.expr | None) -> bool:
     """Whether the stub changes the tensor that a launch is `passed`, and does no more with it."""
     if host.name != stub or not isinstance(passed, ast.Name):
         return False
-    name, above = passed.id, {child: node for node in ast.walk(host) for child in ast.iter_child_nodes(node)}
+    name, above = (
+        passed.id,
+        {child: node for node in tree_nodes(host) for child in ast.iter_child_nodes(node)},
+    )
     params = {a.arg for a in (*host.args.posonlyargs, *host.args.args, *host.args.kwonlyargs)}
     node: ast.AST = call
     while (node := above[node]) is not host:
@@ -21,7 +26,7 @@ def is_left(stub: str, host: ast.FunctionDef, call: ast.Call, passed: ast.expr |
             return False
     return name in params and all(
         use is passed or _only_asks(use, above)
-        for use in ast.walk(host)
+        for use in tree_nodes(host)
         if isinstance(use, ast.Name) and use.id == name
     )
 

@@ -8,6 +8,7 @@ import ast
 from itertools import chain
 from typing import Any
 
+from ...source import tree_nodes
 from ..ir.graph import promote
 from ..ir.nodes import Carry, For, Node, Region, nodes_in
 from ..ir.nonnegative import natural
@@ -80,8 +81,8 @@ class Loops(Branches):
             return False
         steps = range(lo.value, hi.value, step.value)
         name = node.target.id  # type: ignore[attr-defined]
-        branches = [n for n in ast.walk(node) if isinstance(n, ast.If) and _stores(n)]
-        asked = [{n.id for n in ast.walk(branch.test) if isinstance(n, ast.Name)} for branch in branches]
+        branches = [n for n in tree_nodes(node) if isinstance(n, ast.If) and _stores(n)]
+        asked = [{n.id for n in tree_nodes(branch.test) if isinstance(n, ast.Name)} for branch in branches]
         if len(steps) > UNROLLED or {name} not in asked or name in assigned_names(node.body):
             return False
         for value in steps:
@@ -301,5 +302,5 @@ class Loops(Branches):
 
 
 def _stores(branch: ast.If) -> bool:
-    calls = [n.func for n in ast.walk(branch) if isinstance(n, ast.Call)]
+    calls = [n.func for n in tree_nodes(branch) if isinstance(n, ast.Call)]
     return any(isinstance(f, ast.Attribute) and f.attr == "store" for f in calls)

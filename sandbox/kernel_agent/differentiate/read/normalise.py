@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 from typing import Any
 
+from ...source import tree_nodes
 from ..ir.nodes import For, Node, is_float, nodes_in, operands, reachable, walk
 from ..ir.refusal import Refusal
 from ..ir.values import Arg, DType, Kernel, Ptr, Returned, StepCall, assigned_names, offset_name, returns
@@ -75,7 +76,7 @@ class Builder(Loops, Aliases):
             if loop not in self.source.body or counter in assigned_names(loop.body):
                 continue
             for statement in loop.body:
-                parts = list(ast.walk(statement))
+                parts = list(tree_nodes(statement))
                 simple = isinstance(statement, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Expr)
                 certain = not any(isinstance(part, ast.IfExp | ast.BoolOp) for part in parts)
                 if simple and certain and _has_lines(statement, loop):

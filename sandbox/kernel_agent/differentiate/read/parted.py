@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from ...forward import Forward
+from ...source import tree_nodes
 from .host_functions import HostFunctions, Method
 
 PARTED = "parted"
@@ -41,10 +42,10 @@ def find(fwd: Forward) -> list[Apart]:
     found: list[Apart] = []
     for function in HostFunctions(fwd.tree).by_name.values():
         marks = int(function.name == fwd.stub_name)
-        named = any(isinstance(n, ast.Name) and n.id == PARTED for n in ast.walk(function))
+        named = any(isinstance(n, ast.Name) and n.id == PARTED for n in tree_nodes(function))
         if isinstance(function, Method) or named or len(function.decorator_list) > marks:
             continue
-        for statement in (node for node in ast.walk(function) if isinstance(node, ast.Assign)):
+        for statement in (node for node in tree_nodes(function) if isinstance(node, ast.Assign)):
             if _is_fresh(fwd, statement.value) and _is_parted(statement, function):
                 found.append(Apart(statement.value, parts=True))
             elif isinstance(statement.targets[0], ast.Name) and _is_view(fwd, statement.value):
@@ -78,10 +79,10 @@ def _is_parted(statement: ast.Assign, function: ast.FunctionDef) -> bool:
         case [ast.Tuple(names) | ast.List(names)]:
             return len(names) > 1 and all(isinstance(name, ast.Name) for name in names)
         case [ast.Name(name)]:
-            named = [n for n in ast.walk(function) if isinstance(n, ast.Name) and n.id == name]
+            named = [n for n in tree_nodes(function) if isinstance(n, ast.Name) and n.id == name]
             apart = {
                 id(node.value)
-                for node in ast.walk(function)
+                for node in tree_nodes(function)
                 if isinstance(node, ast.Starred) or (isinstance(node, ast.Subscript) and _is_part(node))
             }
             return len(named) > 1 and all(n is statement.targets[0] or id(n) in apart for n in named)

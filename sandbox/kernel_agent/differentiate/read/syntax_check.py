@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ast
 
+from ...source import tree_nodes
 from ..ir.refusal import Refusal
 
 _STATEMENTS: dict[type, str] = {
@@ -22,7 +23,7 @@ _STATEMENTS: dict[type, str] = {
 
 def check(kernel: ast.FunctionDef) -> None:
     """Raises Refusal at the first of them."""
-    for node in (inner for statement in kernel.body for inner in ast.walk(statement)):
+    for node in (inner for statement in kernel.body for inner in tree_nodes(statement)):
         for kind, name in _STATEMENTS.items():
             if isinstance(node, kind):
                 raise Refusal(name, f"`{name}` in a kernel is not supported").at(node)

@@ -22,7 +22,7 @@ from ... import draw
 from ...errors import Unusable
 from ...forward import Forward, launch_intercept
 from ...launches import Launch, jit_function
-from ...source import words
+from ...source import tree_nodes, words
 from ..ir import address_tables
 from ..ir.nodes import Node, Store, nodes_in, reachable, sides, walk
 from ..ir.refusal import Refusal
@@ -154,7 +154,7 @@ def trace(
     calls = [
         (function, node)
         for function in HostFunctions(fwd.tree).by_name.values()
-        for node in ast.walk(function)
+        for node in tree_nodes(function)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript)
     ]
     sites: dict[tuple[int, int], Site] = {}
@@ -204,7 +204,7 @@ def _untraced(fwd: Forward, calls: list, sites: dict[tuple[int, int], Site]) -> 
     while rest:
         if (name := rest.pop()) in hosts.by_name and name not in called:
             called.add(name)
-            rest += [hosts.named(n.id) for n in ast.walk(hosts.by_name[name]) if isinstance(n, ast.Name)]
+            rest += [hosts.named(n.id) for n in tree_nodes(hosts.by_name[name]) if isinstance(n, ast.Name)]
     return [
         Untraced(host, call, call.func.value.id)
         for host, call in calls
@@ -510,7 +510,7 @@ def _values_of(
     """What the text says about the tensors of a launch. What is None here may carry a gradient elsewhere,
     unless it is made of parameters that want none."""
     outside = [n for n in fwd.tree.body if not isinstance(n, ast.FunctionDef)]
-    handed = {n.id for one in outside for n in ast.walk(one) if isinstance(n, ast.Name)}
+    handed = {n.id for one in outside for n in tree_nodes(one) if isinstance(n, ast.Name)}
     constant = {fwd.stub_name: {p.name for p in fwd.params} - set(fwd.grads)}
     values_of = Host(host, functions, constant, handed)
     for name, expression in written.items():
@@ -690,25 +690,25 @@ def _strides(site: Site) -> frozenset[str]:
     def is_stride(value: ast.expr) -> bool:
         return any(
             isinstance(n, ast.Attribute) and n.attr == "stride" or isinstance(n, ast.Name) and n.id in named
-            for n in ast.walk(value)
+            for n in tree_nodes(value)
         )
 
     named = set[str]()
-    for node in ast.walk(site.host):
+    for node in tree_nodes(site.host):
         for target in node.targets if isinstance(node, ast.Assign) else ():
             pairs: list[tuple[ast.expr, ast.expr]] = [(target, node.value)]  # type: ignore[attr-defined]
             if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):  # type: ignore[attr-defined]
                 pairs = list(zip(target.elts, node.value.elts, strict=False))  # type: ignore[attr-defined]
             for one, value in pairs:
-                if any(isinstance(n, ast.Attribute) and n.attr == "stride" for n in ast.walk(value)):
-                    named |= {n.id for n in ast.walk(one) if isinstance(n, ast.Name)}
+                if any(isinstance(n, ast.Attribute) and n.attr == "stride" for n in tree_nodes(value)):
+                    named |= {n.id for n in tree_nodes(one) if isinstance(n, ast.Name)}
     given = [name for name in site.given_names if name in site.params]
     return frozenset(name for name in given if is_stride(_expression(site.call, site.params, name)))
 
 
 def _sized(site: Site) -> frozenset[str]:
     """The parameters that may follow the sizes of the host's arguments: no literal, nor a name of one."""
-    sized = {a.arg for a in ast.walk(site.host.args) if isinstance(a, ast.arg)}
+    sized = {a.arg for a in tree_nodes(site.host.args) if isinstance(a, ast.arg)}
 
     def follows(value: ast.expr) -> bool:
         if isinstance(value, ast.IfExp):
@@ -720,12 +720,12 @@ def _sized(site: Site) -> frozenset[str]:
     count = -1
     while count != len(sized):
         count = len(sized)
-        for node in ast.walk(site.host):
+        for node in tree_nodes(site.host):
             if isinstance(node, ast.Assign):
                 targets = node.targets if follows(node.value) else []
             else:
                 targets = [node.target] if isinstance(node, (ast.AugAssign, ast.For, ast.NamedExpr)) else []
-            sized |= {n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name)}
+            sized |= {n.id for t in targets for n in tree_nodes(t) if isinstance(n, ast.Name)}
     given = [name for name in site.given_names if name in site.params]
     passed = {name for name in given if follows(_expression(site.call, site.params, name))}
     return frozenset(passed.union(site.launch.heuristics))
@@ -776,7 +776,7 @@ def grid_written(site: Site) -> tuple[ast.arguments | None, list[ast.expr]]:
         name = grid.id
         named = [*Host(site.host, {}).assigned.get(name, []), *_returned(site.host, name)]
         grid = named[0] if len(named) == 1 and named[0] is not None else grid
-        made = [n for n in ast.walk(site.host) if isinstance(n, ast.FunctionDef) and n.name == name]
+        made = [n for n in tree_nodes(site.host) if isinstance(n, ast.FunctionDef) and n.name == name]
         given = made[0].args if len(made) == 1 else None
     given = grid.args if isinstance(grid, ast.Lambda) else given
     grid = grid.body if isinstance(grid, ast.Lambda) else grid
@@ -791,7 +791,7 @@ def grid_rows(site: Site, varied: set[str]) -> dict[int, str] | None:
         return None
     if given is not None and (len(given.args) != 1 or given.vararg or given.kwonlyargs or given.defaults):
         return None
-    computed = [n for n in ast.walk(site.host) if isinstance(n, ast.FunctionDef) and n.args is given]
+    computed = [n for n in tree_nodes(site.host) if isinstance(n, ast.FunctionDef) and n.args is given]
     if any(len(one.body) > 1 for one in computed):  # what it computes first may hang on them
         return None
     rows: dict[int, str] = {}
@@ -813,13 +813,15 @@ def grid_rows(site: Site, varied: set[str]) -> dict[int, str] | None:
 
 
 def _asks(expression: ast.expr, name: str) -> bool:
-    return any(isinstance(n, ast.Name) and n.id == name for n in ast.walk(expression))
+    return any(isinstance(n, ast.Name) and n.id == name for n in tree_nodes(expression))
 
 
 def _returned(host: ast.FunctionDef, name: str) -> list[ast.expr | None]:
     """What the functions of a name in a host function return."""
-    made = [n for n in ast.walk(host) if isinstance(n, ast.FunctionDef) and n.name == name and n is not host]
-    return [n.value for one in made for n in ast.walk(one) if isinstance(n, ast.Return)]
+    made = [
+        n for n in tree_nodes(host) if isinstance(n, ast.FunctionDef) and n.name == name and n is not host
+    ]
+    return [n.value for one in made for n in tree_nodes(one) if isinstance(n, ast.Return)]
 
 
 def _is_of_input(t: torch.Tensor) -> bool:

@@ -21,6 +21,7 @@ import torch
 from ...forward import Forward
 from ...launches import jit_function
 from ...operations.nameable import stored_in
+from ...source import tree_nodes
 from ..ir.refusal import Refusal
 from .adopted_search import Search, resolved
 from .host_functions import HostFunctions
@@ -42,7 +43,7 @@ class _Ways:
         self.names = vars(fwd.module)
         self.texts = {
             (node.lineno, isinstance(node, ast.Lambda)): node
-            for node in ast.walk(fwd.tree)
+            for node in tree_nodes(fwd.tree)
             if isinstance(node, (ast.FunctionDef, ast.Lambda))
         }
         self.seen = dict[int, Any]()  # by id, and kept, so that no other object takes it
@@ -54,7 +55,7 @@ class _Ways:
             if name in self.hosts.by_name and name not in reached and not self._is_kernel(name):
                 reached.add(name)
                 text = self.hosts.by_name[name]
-                named = {n.id for n in ast.walk(text) if isinstance(n, ast.Name)} - _own(text)
+                named = {n.id for n in tree_nodes(text) if isinstance(n, ast.Name)} - _own(text)
                 rest += [self.hosts.named(one) for one in sorted(named)]
         for name in sorted(reached, key=lambda one: self.hosts.by_name[one].lineno):
             for node, what in self._of_text(self.hosts.by_name[name], copied=True):
@@ -70,9 +71,9 @@ class _Ways:
     def launching(self) -> set[str]:
         """Functions that launch, or call or name one that does."""
         texts = {name: text for name, text in self.hosts.by_name.items() if not self._is_kernel(name)}
-        found = {name for name, text in texts.items() if any(map(self._is_launch, ast.walk(text)))}
+        found = {name for name, text in texts.items() if any(map(self._is_launch, tree_nodes(text)))}
         named = {
-            name: {self.hosts.named(n.id) for n in ast.walk(text) if isinstance(n, ast.Name)}
+            name: {self.hosts.named(n.id) for n in tree_nodes(text) if isinstance(n, ast.Name)}
             for name, text in texts.items()
         }
         while more := {name for name, inside in named.items() if inside & found} - found:
@@ -89,7 +90,7 @@ class _Ways:
         """Ways to a launch in a function's text, each with words for it. `copied`: what it calls by name is
         called as a copy is."""
         body = text.body if isinstance(text.body, list) else [text.body]
-        within = [node for part in body for node in ast.walk(part)]
+        within = [node for part in body for node in tree_nodes(part)]
         bound = _own(text)
         above: dict[int, ast.AST] = {id(c): n for n in within for c in ast.iter_child_nodes(n)}
         spared = self._launched_alone(within) if copied else set[int]()
@@ -114,7 +115,7 @@ class _Ways:
                 case ast.Assign([ast.Name(name)], value) if name not in shared:
                     uses = [n for n in named if n.id == name and n is not node.targets[0]]
                     if all(id(n) in launched for n in uses):
-                        found |= {id(part) for part in ast.walk(value)}
+                        found |= {id(part) for part in tree_nodes(value)}
         return found
 
     def _of_call(self, call: ast.Call, bound: set[str], copied: bool) -> Iterator[tuple[ast.AST, str]]:
@@ -215,7 +216,7 @@ class _Ways:
         return next(
             (
                 node
-                for node in ast.walk(self.fwd.tree)
+                for node in tree_nodes(self.fwd.tree)
                 if isinstance(node, ast.FunctionDef)
                 and node.decorator_list
                 and node.decorator_list[0].lineno == line
@@ -227,7 +228,7 @@ class _Ways:
 def _own(text: _Text) -> set[str]:
     """The variables of a function's own scope: one further in hides nothing here."""
     body: list[ast.AST] = [*text.body] if isinstance(text.body, list) else [text.body]
-    return {a.arg for a in ast.walk(text.args) if isinstance(a, ast.arg)} | stored_in(body)
+    return {a.arg for a in tree_nodes(text.args) if isinstance(a, ast.arg)} | stored_in(body)
 
 
 def _names(slots: Any) -> Iterable[str]:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from ...source import tree_nodes
 from ..ir.nodes import Node, nodes_in
 from ..ir.refusal import Refusal
 from ..ir.values import Kernel
@@ -59,7 +60,7 @@ def _sizes(dot: Node) -> tuple[Node, Node, Node]:
 
 def _taken(site: Site) -> set[str]:
     """Names that a kernel or the function that launches it has for something."""
-    nodes = [*ast.walk(site.source), *ast.walk(site.host)]
+    nodes = [*tree_nodes(site.source), *tree_nodes(site.host)]
     found = {n.id for n in nodes if isinstance(n, ast.Name)}
     found |= {n.arg for n in nodes if isinstance(n, ast.arg)}
     return found | {n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)}

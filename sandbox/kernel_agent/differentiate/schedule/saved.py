@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+from ...source import tree_nodes
 from ..ir.graph import Graph
 from ..ir.nodes import Node, nodes_in, operands, reachable
 from ..ir.rewriter import Rewriter
@@ -165,7 +166,7 @@ def _is_of_a_library(value: Any) -> bool:
 
 def _reads(rule: ast.expr, varied: set[str]) -> bool:
     """Whether a heuristic may hang on some parameters."""
-    known = {n.value for n in ast.walk(rule) if isinstance(n, ast.Constant)}
+    known = {n.value for n in tree_nodes(rule) if isinstance(n, ast.Constant)}
     return not isinstance(rule, ast.Lambda) or bool(known & varied)
 
 
@@ -294,7 +295,7 @@ def program_number(g: Graph, axes: list[int]) -> Node:
 
 def names_in(source: ast.FunctionDef) -> set[str]:
     """All names of a kernel: its parameters, and those that its text has."""
-    return {n.id for n in ast.walk(source) if isinstance(n, ast.Name)} | {n.arg for n in source.args.args}
+    return {n.id for n in tree_nodes(source) if isinstance(n, ast.Name)} | {n.arg for n in source.args.args}
 
 
 def free_name(name: str, taken: set[str]) -> str:

@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Container
 from dataclasses import dataclass
 
+from ...source import tree_nodes
 from ..ir.graph import Graph
 from ..ir.nodes import If, Node, nodes_in, operands, reachable
 from ..ir.rewriter import Rewriter
@@ -110,7 +111,7 @@ def _cuts(reverse: Reverse, site: Site, own: Grid) -> list[Cut]:
         if all(tile is not cut.tile for cut in found):
             found.append(Cut(tile, name, end, place, index, beyond, cond, test or "", call))
     calls = [cut.call for cut in found if cut.call is not None]
-    nested = any(one in set(ast.walk(call)) for call in calls for one in calls if one is not call)
+    nested = any(one in set(tree_nodes(call)) for call in calls for one in calls if one is not call)
     return [] if nested or _looped(reverse, {cut.tile for cut in found}) else found
 
 
@@ -130,7 +131,7 @@ def _made(kernel: Kernel, source: ast.FunctionDef, looped: Node) -> tuple[Node, 
         return looped, loop
     for value, call in kernel.looped.items():
         if looped in set(nodes_in([value])):
-            return value, next((s for s in source.body if call in set(ast.walk(s))), None)
+            return value, next((s for s in source.body if call in set(tree_nodes(s))), None)
     return looped, None
 
 
@@ -163,7 +164,7 @@ def _named(
     if isinstance(at, ast.Assign) and at.value is call and isinstance(at.targets[0], ast.Name):
         return at.targets[0].id, end, None
     name = tile.hint or "tile"
-    known = {n.id for n in ast.walk(source) if isinstance(n, ast.Name)} | {n.arg for n in source.args.args}
+    known = {n.id for n in tree_nodes(source) if isinstance(n, ast.Name)} | {n.arg for n in source.args.args}
     while name in known | taken:
         name += "_"
     plain = isinstance(at, ast.Assign | ast.AugAssign | ast.Expr)
@@ -205,5 +206,5 @@ def _test(source: ast.FunctionDef, flag: tuple[If, bool]) -> str | None:
     found = [s for s in source.body if isinstance(s, ast.If) and s.lineno == branch.line]
     if len(found) != 1 or not positive:
         return None
-    names = {n.id for n in ast.walk(found[0].test) if isinstance(n, ast.Name)}
+    names = {n.id for n in tree_nodes(found[0].test) if isinstance(n, ast.Name)}
     return None if names & {*assigned_names(source.body)} else ast.unparse(found[0].test)

@@ -10,7 +10,7 @@ from types import ModuleType
 import torch
 
 from ...forward import Forward
-from ...source import autodiff_names
+from ...source import autodiff_names, tree_nodes
 from ..read import grad_mode
 from ..read.host_functions import HostFunctions, Method
 from ..read.parted import Apart
@@ -77,12 +77,12 @@ def host_copy(
             one = "\n".join([f"{site.class_name}.apply(", *wrapped, " " * indent + ")  # fmt: skip"])
         edits.append((site.call, one))
     every = HostFunctions(fwd.tree)
-    for node in ast.walk(stub):
+    for node in tree_nodes(stub):
         if isinstance(node, ast.Call) and (name := every.called(node)) in renamed:
             edits.append((node.func, renamed[name]))
             if isinstance(every.by_name[name], Method):
                 edits.append((_before(node.args[0]), "Unsaved(), "))  # its context
-    within = {id(node) for node in ast.walk(stub)}
+    within = {id(node) for node in tree_nodes(stub)}
     edits += [(one.value, one.text(_segment(source, one.value))) for one in apart if id(one.value) in within]
     edits += [(name, "torch.cuda") for name in _of_torch_cuda(fwd, stub)]
     edits += grad_mode.switches(fwd, stub)
@@ -117,11 +117,11 @@ def _expanding(function: ast.FunctionDef, others: Sequence[ast.AST]) -> list[ast
     in or around `others`, nor in another of them."""
 
     def parts(node: ast.AST) -> set[ast.expr]:
-        return {part for part in ast.walk(node) if isinstance(part, ast.expr)}
+        return {part for part in tree_nodes(node) if isinstance(part, ast.expr)}
 
     found: list[ast.Call] = []
     beside = set[ast.expr]().union(*map(parts, others))
-    for node in ast.walk(function):  # from the outside in
+    for node in tree_nodes(function):  # from the outside in
         if (
             isinstance(node, ast.Call)
             and isinstance(node.func, ast.Attribute)
@@ -138,7 +138,7 @@ def _noted(source: str, method: Method) -> str:
     """The text, with what a forward notes in its context, `ctx.size`, as variables, `ctx_size`."""
     context = method.args.args[0].arg
     lines = [line.encode() for line in source.split("\n")]
-    for node in ast.walk(method):
+    for node in tree_nodes(method):
         match node:
             case ast.Attribute(ast.Name(owner) as name, attr) if owner == context and not _is_of_contexts(
                 attr
@@ -171,9 +171,12 @@ def _of_torch_cuda(fwd: Forward, function: ast.FunctionDef) -> list[ast.Name]:
     """Other names for torch.cuda in the heads of `with`: libraries for several vendors' cards have one, which
     is not imported in the backward part."""
     heads = [
-        item.context_expr for node in ast.walk(function) if isinstance(node, ast.With) for item in node.items
+        item.context_expr
+        for node in tree_nodes(function)
+        if isinstance(node, ast.With)
+        for item in node.items
     ]
-    names = [node for head in heads for node in ast.walk(head) if isinstance(node, ast.Name)]
+    names = [node for head in heads for node in tree_nodes(head) if isinstance(node, ast.Name)]
     known = vars(fwd.module)
     if known.get("torch") is not torch:
         return []
@@ -184,7 +187,7 @@ def _taking(function: ast.FunctionDef, lines: set[int]) -> list[tuple[ast.Call, 
     """The calls of data_ptr() on some lines, and what they are made on."""
     return [
         (node, node.func.value)
-        for node in ast.walk(function)
+        for node in tree_nodes(function)
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
         and node.func.attr == "data_ptr"

@@ -14,6 +14,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ...source import tree_nodes
 from ..ir import counts
 from ..ir.nodes import Node, Region, Store, nodes_in, real, walk
 from ..ir.refusal import Refusal
@@ -427,7 +428,7 @@ class FunctionText:
         if isinstance(self.site.call.func.slice, ast.Tuple):  # type: ignore[attr-defined]
             return []
         given, _ = grid_written(self.site)
-        asked = {n.value for n in ast.walk(self.site.host) if isinstance(n, ast.Constant)}
+        asked = {n.value for n in tree_nodes(self.site.host) if isinstance(n, ast.Constant)}
         rules = [n for n in self.site.launch.heuristics if given is None or n in asked]
         made = set() if self.saving else self.kept.keys()  # those that have names by now
         texts = {name: name if name in made else heuristic_text(self.site, name) for name in rules}

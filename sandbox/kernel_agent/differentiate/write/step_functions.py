@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable
 
+from ...source import tree_nodes
 from ..ir.nodes import For, Node, reachable
 from ..ir.spelling import gradient_name, upstream_name
 from ..ir.values import Kernel
@@ -125,7 +126,7 @@ class Stepped(Emitter):
         for scope in self.scope.chain():
             kernel |= scope.own
         tree = ast.parse("\n".join(body).replace("return ", "_ = "))
-        names = [n for n in ast.walk(tree) if isinstance(n, ast.Name)]
+        names = [n for n in tree_nodes(tree) if isinstance(n, ast.Name)]
         names.sort(key=lambda n: (n.lineno, n.col_offset))
         return [one for one in dict.fromkeys(n.id for n in names) if one in kernel and one not in own]
 
