@@ -2,8 +2,8 @@
 
 To the oracle, and to finite differences, that is how a forward is run and no part of what it computes:
 `detach()` says what has no gradient. So the copies of host functions leave it out, in `with`, as their
-decorators and called alone, and while a stub is traced it does nothing there. Elsewhere (a helper of another module, a
-decorator of the user's) it stays as it is, and what cuts a gradient there is refused.
+decorators and called alone, and while a stub is traced it does nothing there. Elsewhere (a helper of another
+module, a decorator of the user's) it stays as it is, and what cuts a gradient there is refused.
 """
 
 from __future__ import annotations
