@@ -392,12 +392,7 @@ def _with_callers(fwd: Forward, hosts: dict[str, ast.FunctionDef]) -> dict[str, 
     """Functions that make launches, and those of the file that call them, up to the stub."""
     every = HostFunctions(fwd.tree)
     functions = every.by_name
-    calls = {
-        name: {every.called(node) for node in tree_nodes(function)} for name, function in functions.items()
-    }
-    reached, towards = {fwd.stub_name}, set(hosts)
-    while more := {one for name in reached for one in calls[name] & calls.keys()} - reached:
-        reached |= more
+    calls, reached, towards = every.calls(), every.reached(fwd.stub_name), set(hosts)
     while more := {name for name in reached if calls[name] & towards} - towards:
         towards |= more
     return {**hosts, **{name: functions[name] for name in functions if name in towards - hosts.keys()}}

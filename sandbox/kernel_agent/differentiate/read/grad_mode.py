@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from ...forward import Forward
+from ...source import tree_nodes
 from ..ir.refusal import Refusal
 from .host_functions import HostFunctions
 
@@ -33,12 +34,12 @@ _NOT_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
 def switches(fwd: Forward, function: ast.FunctionDef) -> list[tuple[ast.Call, str]]:
     """Where a host function's body switches gradients on or off, and what stands there in a copy."""
     names = vars(fwd.module)
-    alone = {id(n.value) for n in ast.walk(function) if isinstance(n, ast.Expr)}
-    inner = [n for n in ast.walk(function) if isinstance(n, ast.FunctionDef)]
+    alone = {id(n.value) for n in tree_nodes(function) if isinstance(n, ast.Expr)}
+    inner = [n for n in tree_nodes(function) if isinstance(n, ast.FunctionDef)]
     decorators = {id(d) for one in inner for d in one.decorator_list}
     return [
         (node, "pass" if id(node) in alone else "contextlib.nullcontext()")
-        for node in ast.walk(function)
+        for node in tree_nodes(function)
         if isinstance(node, ast.Call) and id(node) not in decorators and _is_switch(_value(node.func, names))
     ]
 
@@ -48,26 +49,20 @@ def quiet(fwd: Forward) -> dict[str, ast.FunctionDef]:
     decorator of torch runs so. Not those that anything else calls too, the text of a launch included: the
     copy is called in place of them everywhere, or nowhere."""
     every = HostFunctions(fwd.tree)
-    functions = every.by_name
-    calls = {
-        name: {every.called(node) for node in ast.walk(function)} for name, function in functions.items()
-    }
-    reached = {fwd.stub_name} & functions.keys()
-    while more := {one for name in reached for one in calls[name] & calls.keys()} - reached:
-        reached |= more
+    functions, reached = every.by_name, every.reached(fwd.stub_name)
     names = vars(fwd.module)
     launches = [
-        n for n in ast.walk(fwd.tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Subscript)
+        n for n in tree_nodes(fwd.tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Subscript)
     ]
-    within = {id(node) for launch in launches for node in ast.walk(launch)}
+    within = {id(node) for launch in launches for node in tree_nodes(launch)}
     callees = {
         id(n.func)
-        for n in ast.walk(fwd.tree)
+        for n in tree_nodes(fwd.tree)
         if isinstance(n, ast.Call) and every.called(n) and id(n) not in within
     }
     handed = {
         n.id
-        for n in ast.walk(fwd.tree)
+        for n in tree_nodes(fwd.tree)
         if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load) and id(n) not in callees
     }
     return {

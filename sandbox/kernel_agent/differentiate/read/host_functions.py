@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import ast
 
+from ...source import tree_nodes
+
 
 class Method(ast.FunctionDef):
     """A Function's forward under a name of its own, `NAME_forward`; in the text it is `forward`."""
@@ -37,6 +39,20 @@ class HostFunctions:
     def named(self, name: str) -> str:
         """The function that a name at the top level stands for: a class, or its apply, for its forward."""
         return self._methods.get(self._aliases.get(name, name), name)
+
+    def calls(self) -> dict[str, set[str]]:
+        """Of each function the names that its calls are of; those of no function among them."""
+        return {
+            name: {self.called(node) for node in tree_nodes(function)}
+            for name, function in self.by_name.items()
+        }
+
+    def reached(self, name: str) -> set[str]:
+        """A function, and those that it calls, and those that they call."""
+        calls, reached = self.calls(), {name}
+        while more := {one for known in reached for one in calls.get(known, ()) if one in calls} - reached:
+            reached |= more
+        return reached
 
     def called(self, node: ast.AST) -> str:
         """The name of the function that a call is of; "" for what is no such call."""
