@@ -34,7 +34,7 @@ PROGRAMS := $(BUILD)/kernel-agent $(BUILD)/ka-jail $(BUILD)/libka_jail.so
 
 all: $(PROGRAMS)   ## build the program and its jail
 
-# What `make test` takes of the longer suites, to end within twelve minutes on two cores.
+# What `make test` takes of the longer suites.
 ATTACKS_SHORT := row  ?(2|4|8|9|13|18|20) |control (scale|softmax)
 PAIRS_SHORT   := /(rms_norm_rowgroup|softmax_row_single|huber_mean|cumsum_row|rope_half|embedding_atomic)
 MUTANTS_SHORT := dataset/norm/l2_normalize_rows.py dataset/reduction_softmax/softmax_row_single_tile.py

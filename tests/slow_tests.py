@@ -38,15 +38,16 @@ def dealt(items: list[pytest.Item], seconds: dict[str, float], workers: int) -> 
 @pytest.hookimpl(tryfirst=True)  # before -k and -m take away what the list names
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     seconds, wanted = listed(), config.getoption("--slow")
-    names = {item.nodeid for item in items}
-    files = {name.partition("::")[0] for name in names}
-    unknown = sorted(node for node in seconds.keys() - names if node.partition("::")[0] in files)
     if wanted in ("leave", "only"):
-        if unknown:
-            raise pytest.UsageError(f"{LIST} names what is no test: {unknown[0]} (make slow-list)")
-        left = [item for item in items if (item.nodeid in seconds) != (wanted == "only")]
+        names = {item.nodeid for item in items}
+        files = {name.partition("::")[0] for name in names}
+        for node in seconds.keys() - names:
+            if node.partition("::")[0] in files:
+                raise pytest.UsageError(f"{LIST} names what is no test: {node} (make slow-list)")
+        slow = [item for item in items if item.nodeid in seconds]
+        others = [item for item in items if item.nodeid not in seconds]
+        items[:], left = (slow, others) if wanted == "only" else (others, slow)
         config.hook.pytest_deselected(items=left)
-        items[:] = [item for item in items if (item.nodeid in seconds) == (wanted == "only")]
     items[:] = dealt(items, seconds, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
 
 

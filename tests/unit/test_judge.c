@@ -36,6 +36,8 @@ static size_t noop_zeros; /* at the beginning of `noop` */
 static size_t grad_zeros; /* and of `grad`, expected and found */
 static size_t unpassed;   /* elements at the beginning of `passed` that are no upstream's */
 
+static bool doubted; /* the last case, so that the oracle has to look closer */
+
 static const char *report_changes = "{}", *oracle_changes = "{}"; /* what they say beside the usual */
 
 static void write_side(struct side *side, const struct part *parts, size_t count)
@@ -289,6 +291,7 @@ static struct ka_verdict *verdict_of(json_t *plan, json_t *said, json_t *report,
                                  .candidate_files = candidate ? &candidate->result : NULL};
     struct ka_err why;
     assert_int_equal(ka_judge_case(&one, 0, &why), 0);
+    doubted = one.doubted;
     ka_verdict_join(verdict, part);
     json_decref(plan);
     json_decref(said);
@@ -333,6 +336,36 @@ static void judge__rounding_where_nothing_is_left__in_half_precision__is_a_few_p
     (void)state;
     assert_true(passes_where_nothing_is_left("bfloat16", "BF16", 0.04));
     assert_false(passes_where_nothing_is_left("bfloat16", "BF16", 0.06));
+}
+
+static void judge__gradient_that_is_off_by_little__is_doubted(void **state)
+{
+    (void)state;
+    /* The gradient, what was found, and which of right, doubted and wrong that is; of zero the norm counts,
+     * per unit of upstream: 28 is the rms of a part's values. */
+    static const struct {
+        double want, found;
+        bool right, doubted;
+    } rows[] = {{2, 2 * (1 + 5e-6), true, false},  {2, 2 * (1 + 1e-4), false, true},
+                {2, 2 * (1 + 1e-3), false, false}, {0, 5e-4 / 28, true, false},
+                {0, 1e-2 / 28, false, true},       {0, 1e-1 / 28, false, false}};
+    for (size_t i = 0; i < KA_COUNT(rows); i++) {
+        const struct part expected[] = {{"out/0", "F64", 1, COUNT},
+                                        {"fwd/0", "F32", 1, COUNT},
+                                        {"base_out/0", "F32", 1, COUNT},
+                                        {"grad/x", "F64", rows[i].want, COUNT},
+                                        {"base/x", "F32", rows[i].want, COUNT}},
+                          found[] = {{"out/0", "F32", 1, COUNT}, {"grad/x", "F32", rows[i].found, COUNT}};
+        struct side oracle, candidate;
+        write_side(&oracle, expected, KA_COUNT(expected));
+        write_side(&candidate, found, KA_COUNT(found));
+        json_t *plan = json_pack("{s:{s:s}}", "upstream", "kind", "normal");
+        struct ka_verdict *verdict = verdict_of(plan, json_loads(ORACLE, 0, NULL),
+                                                json_loads(CANDIDATE, 0, NULL), &oracle, &candidate);
+        assert_int_equal(ka_verdict_count(verdict).cases_failed == 0, rows[i].right);
+        assert_int_equal(doubted, rows[i].doubted);
+        ka_verdict_free(verdict);
+    }
 }
 
 #define TOO_LARGE "{\"message\": \"shared memory\", \"out_of_resources\": true}"
@@ -389,6 +422,7 @@ static void judge__tensors_of_other_sizes__are_wrong_and_no_more(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(judge__gradient_that_is_off_by_little__is_doubted),
         cmocka_unit_test(judge__right_candidate__has_nothing_against_it),
         cmocka_unit_test(judge__each_thing_that_is_asked__can_fail),
         cmocka_unit_test(judge__part_that_is_there_without_kernels__is_told_from_chance),
