@@ -137,8 +137,7 @@ static enum ka_diff_reason judge(const struct ka_tolerance *tol, const struct ka
         return diff->error <= diff->limit ? KA_DIFF_OK : KA_DIFF_NOT_ZERO;
     }
     diff->vacuous = diff->base_error >= 0.5;
-    double zero = diff->vacuous ? left_of_zero(tol) : tol->coarse ? tol->zero_norm : -1;
-    if (diff->error * diff->want_norm <= zero)
+    if ((diff->vacuous || tol->coarse) && diff->error * diff->want_norm <= tol->zero_norm)
         return KA_DIFF_OK;
     if (m->most_got == 0 && !(diff->base_error >= 1))
         return KA_DIFF_ZERO;
